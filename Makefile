@@ -35,11 +35,11 @@ ELSEWHERE := tests/fuzz tests/spark
 WORKERS ?= 6
 # Versions that the package claims to support.
 CLAIMED := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)",/\1/p' pyproject.toml)
-# Runtime dependencies whose lower bounds are tested, each as name==version, the lowest where there are several.
-LOWEST := $(shell sed '/^\[dependency-groups\]/,$$d' pyproject.toml | \
-	grep -oE '"(nats-py|h2|hpack|protobuf|pyarrow|click|rich)>=[0-9.]+' | sed 's/"//; s/>=/==/' | sort -V | sort -s -u -t= -k1,1)
-# Tests on servers of what uses nats-py.
-ON_NATS := tests/integration/nats tests/integration/jetstream
+# Dependencies whose lower bounds are tested, each as name==version, the lowest where there are several.
+LOWEST := $(shell grep -oE '"(nats-py|h2|hpack|protobuf|pyarrow|click|rich|aiohttp|prometheus_client|opentelemetry-[a-z-]+)>=[0-9.b]+' \
+	pyproject.toml | sed 's/"//; s/>=/==/' | sort -V | sort -s -u -t= -k1,1)
+# Tests on servers that run with the lowest versions.
+ON_LOWEST := tests/integration/nats tests/integration/jetstream tests/integration/otel tests/integration/gateway/test_http.py
 # Which line of PySpark the tests of Spark run with: 4.2 or 4.3.
 SPARK ?= 4.3
 # Those that CI runs. The others kill what there is to kill, and start many queries.
@@ -95,16 +95,16 @@ on-python-%:
 	elif [ $* = $(call version,$(firstword $(wildcard $(RUN)) $(PYTHON))) ]; then echo 'Python $*: left to make test'; \
 	else echo "Python $*: $$path"; $(MAKE) --no-print-directory without-servers PYTHON=$$path VENV=.venv-$* WITHOUT_SERVERS='$(OF_BEHAVIOUR)'; fi
 
-test-minimum: servers test-minimum-some  ## the lowest versions of the dependencies, with the tests of nats and jetstream
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n 2 --dist loadfile $(ON_NATS)
+test-minimum: servers test-minimum-some  ## the lowest versions of the dependencies, with the tests of nats, jetstream and telemetry
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n 2 --dist loadfile $(ON_LOWEST)
 
 test-minimum-some: minimum  ## those of them that need no server
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n $(WORKERS) $(OF_BEHAVIOUR)
 
-# The two packages that go are peers of the benchmarks, and need a newer protobuf.
+# The packages that go need newer versions: two peers of the benchmarks, and a part of OpenTelemetry's newest exporter.
 minimum:
 	@$(MAKE) --no-print-directory setup VENV=.venv-minimum
-	.venv-minimum/bin/python -m pip uninstall --quiet --yes grpcio-tools gufo_liftbridge
+	.venv-minimum/bin/python -m pip uninstall --quiet --yes grpcio-tools gufo_liftbridge opentelemetry-exporter-otlp-common
 	.venv-minimum/bin/python -m pip install --quiet $(LOWEST)
 
 test-spark: pyspark  ## the tests that need Spark, with one session; SPARK=4.2 for that line; Java 17 must be there
