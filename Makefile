@@ -31,8 +31,10 @@ NO_SOURCES := --ignore=tests/unit/project/test_tests.py --ignore=tests/unit/proj
 OF_BEHAVIOUR := tests/unit tests/twin $(NO_SOURCES)
 # Tests that make test leaves to make fuzz and make test-spark.
 ELSEWHERE := tests/fuzz tests/spark
-# Processes for the tests. Many of them mostly wait: six keep two processors busy.
+# Processes for the tests on servers. Many of them mostly wait: six keep two processors busy.
 WORKERS ?= 6
+# Processes for those that need no server. They seldom wait, and each process takes ten seconds to collect them.
+COMPUTING ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 # Versions that the package claims to support.
 CLAIMED := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)",/\1/p' pyproject.toml)
 # Dependencies whose lower bounds are tested, each as name==version, the lowest where there are several.
@@ -84,7 +86,7 @@ test: servers without-servers  ## all tests, on real servers; PYTHON=python3.13 
 	$(RUN) -m pytest benchmarks -q --ignore=benchmarks/spark
 
 without-servers: setup
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(WORKERS) $(WITHOUT_SERVERS)
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(COMPUTING) $(WITHOUT_SERVERS)
 
 interpreters: $(CLAIMED:%=on-python-%)  ## the tests that need no server, on every other claimed Python version that is found
 	@echo "Claimed versions: $(CLAIMED). Not found: $(or $(strip $(foreach version,$(CLAIMED),$(if $(call interpreter,python$(version)),,$(version)))),none)."
@@ -99,7 +101,7 @@ test-minimum: servers test-minimum-some  ## the lowest versions of the dependenc
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n 2 --dist loadfile $(ON_LOWEST)
 
 test-minimum-some: minimum  ## those of them that need no server
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n $(WORKERS) $(OF_BEHAVIOUR)
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n $(COMPUTING) $(OF_BEHAVIOUR)
 
 # The packages that go need newer versions: two peers of the benchmarks, and a part of OpenTelemetry's newest exporter.
 minimum:
@@ -133,7 +135,7 @@ types: setup
 unit: strict pure without-servers
 
 pure: setup  ## the unit tests without the extensions
-	LIFTENVELOPE_NO_EXTENSIONS=1 $(RUN) -m pytest -q -n $(WORKERS) tests/unit $(NO_SOURCES)
+	LIFTENVELOPE_NO_EXTENSIONS=1 $(RUN) -m pytest -q -n $(COMPUTING) tests/unit $(NO_SOURCES)
 
 strict: setup  ## the extensions compile without a warning
 	LIFTENVELOPE_BUILD_PROFILE=strict $(RUN) setup.py --quiet build_ext --build-temp build/strict --build-lib build/strict --force

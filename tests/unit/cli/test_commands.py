@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -17,11 +19,14 @@ from liftenvelope.cli._root import root
 from liftenvelope.errors import UsageError
 
 
-def run(*arguments: str, code: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, code: str | None = None, given: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
     start = ["-m", "liftenvelope"] if code is None else ["-c", code]
     return subprocess.run(
         [sys.executable, "-W", "error", *start, *arguments],
         env={**os.environ, "NO_COLOR": "1", "COLUMNS": "100", **environment},
+        input=given,
         capture_output=True,
         text=True,
         timeout=150,
@@ -55,83 +60,111 @@ def test_help_of_the_demo() -> None:
     assert "100000" in done.stdout  # the defaults are shown
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nosuch"], "No such command 'nosuch'"),
-        (["--nosuch"], "No such option"),
-        (["demo", "--nosuch"], "No such option"),
-        (["demo", "--messages", "many"], "'many' is not a valid integer"),
-        (["demo", "--messages", "0"], "messages must be at least 1, not 0"),
-        (["demo", "--size", "15"], "size must be at least 16, not 15"),
-        (["demo", "--window", "-1"], "window must be at least 1, not -1"),
-        (["demo", "--url", "nats://127.0.0.1:1"], "--url and --liftbridge go together"),
-        (["demo", "--liftbridge", "127.0.0.1:1"], "--url and --liftbridge go together"),
-        (["demo", "--url", "nats://127.0.0.1:1", "--liftbridge", "nohost"], "address must be host:port, got"),
-        (["demo", "extra"], "unexpected extra argument"),
-        (["demo", "--broker", "kafka"], "'kafka' is not one of"),
-        (["serve", "--nats", "nats://x", "--data-dir", "/x"], "--nats and --data-dir exclude each other"),
-        (["serve", "--data-dir", ""], "--data-dir must be a path in UTF-8 and not empty, got ''"),
-        (
-            ["serve", "--data-dir", "a\udcff"],
-            "--data-dir must be a path in UTF-8 and not empty, got 'a\\udcff'",
-        ),
-        (["serve", "--id", "a\udcff"], "--id must not contain a lone surrogate"),
-        (["serve", "--nats", ""], "--nats must be a URL such as nats://host:4222, got ''"),
-        (["serve", "--nats-creds", "x"], "--nats-creds needs --nats"),
-        (["serve", "--nats-inbox-prefix", "x"], "--nats-inbox-prefix needs --nats"),
-        (["serve", "--nats-domain", "x"], "--nats-domain needs --nats"),
-        (["serve", "--nats-log", "x"], "--nats-log needs --nats"),
-        (
-            ["serve", "--nats", "nats://127.0.0.1:1", "--nats-log", "/no/such"],
-            "--nats-log must be a file that can be read",
-        ),
-        (
-            ["serve", "--nats", "nats://127.0.0.1:1", "--nats-domain", "a.b"],
-            "--nats-domain must not have a '.', got 'a.b'",
-        ),
-        (
-            ["serve", "--limit", "max_conections=5"],
-            "'max_conections=5' must be NAME=VALUE, with one of the names",
-        ),
-        (["serve", "--limit", "max_connections"], "allowed_ack_inboxes, consumer_inactivity, control_frame_"),
-        (["serve", "--limit", "max_connections=0"], "max_connections must be at least 1, got 0"),
-        (["serve", "--limit", "max_connections=x"], "max_connections must be an integer, got 'x'"),
-        (["serve", "--limit", "idle_timeout=x"], "idle_timeout must be a number of seconds, got 'x'"),
-        (
-            ["serve", "--limit", "idle_timeout=0"],
-            "idle_timeout must be a positive number of seconds, got 0.0",
-        ),
-        (
-            ["serve", "--limit", "max_message_bytes=5", "--max-message", "5"],
-            "'max_message_bytes=5' and --max-message are the same limit",
-        ),
-        (["serve", "--listen", "nohost"], "address must be host:port, got"),
-        (["serve", "--nats-listen", "nohost"], "address must be host:port, got"),
-        (["serve", "--tls-cert", "x"], "give both or neither"),
-        (["serve", "--replicas", "many"], "'many' is not a valid integer"),
-        (
-            ["read", "ORDERS", "--url", "nats://127.0.0.1:1", "--to", "s3://bucket/a/"],
-            "--to must be a path of the local",
-        ),
-        (
-            ["read", "ORDERS", "--url", "nats://127.0.0.1:1", "--to", "gs://b/a.ndjson"],
-            "got 'gs://b/a.ndjson'",
-        ),
-        (
-            ["write", "ORDERS", "--url", "nats://127.0.0.1:1", "--from", "s3://b/a.parquet"],
-            "--from must be a path",
-        ),
-        (["completion"], "Missing argument"),
-        (["completion", "tcsh"], "'tcsh' is not one of"),
-        ([], "Usage: liftenvelope"),
-    ],
-)
-def test_a_wrong_call_exits_with_2_and_says_why(arguments: list[str], message: str) -> None:
-    done = run(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+#: Arguments of a call that is refused, and a part of the text that says why.
+WRONG_CALLS: list[tuple[list[str], str]] = [
+    (["nosuch"], "No such command 'nosuch'"),
+    (["--nosuch"], "No such option"),
+    (["demo", "--nosuch"], "No such option"),
+    (["demo", "--messages", "many"], "'many' is not a valid integer"),
+    (["demo", "--messages", "0"], "messages must be at least 1, not 0"),
+    (["demo", "--size", "15"], "size must be at least 16, not 15"),
+    (["demo", "--window", "-1"], "window must be at least 1, not -1"),
+    (["demo", "--url", "nats://127.0.0.1:1"], "--url and --liftbridge go together"),
+    (["demo", "--liftbridge", "127.0.0.1:1"], "--url and --liftbridge go together"),
+    (["demo", "--url", "nats://127.0.0.1:1", "--liftbridge", "nohost"], "address must be host:port, got"),
+    (["demo", "extra"], "unexpected extra argument"),
+    (["demo", "--broker", "kafka"], "'kafka' is not one of"),
+    (["serve", "--nats", "nats://x", "--data-dir", "/x"], "--nats and --data-dir exclude each other"),
+    (["serve", "--data-dir", ""], "--data-dir must be a path in UTF-8 and not empty, got ''"),
+    (
+        ["serve", "--data-dir", "a\udcff"],
+        "--data-dir must be a path in UTF-8 and not empty, got 'a\\udcff'",
+    ),
+    (["serve", "--id", "a\udcff"], "--id must not contain a lone surrogate"),
+    (["serve", "--nats", ""], "--nats must be a URL such as nats://host:4222, got ''"),
+    (["serve", "--nats-creds", "x"], "--nats-creds needs --nats"),
+    (["serve", "--nats-inbox-prefix", "x"], "--nats-inbox-prefix needs --nats"),
+    (["serve", "--nats-domain", "x"], "--nats-domain needs --nats"),
+    (["serve", "--nats-log", "x"], "--nats-log needs --nats"),
+    (
+        ["serve", "--nats", "nats://127.0.0.1:1", "--nats-log", "/no/such"],
+        "--nats-log must be a file that can be read",
+    ),
+    (
+        ["serve", "--nats", "nats://127.0.0.1:1", "--nats-domain", "a.b"],
+        "--nats-domain must not have a '.', got 'a.b'",
+    ),
+    (
+        ["serve", "--limit", "max_conections=5"],
+        "'max_conections=5' must be NAME=VALUE, with one of the names",
+    ),
+    (["serve", "--limit", "max_connections"], "allowed_ack_inboxes, consumer_inactivity, control_frame_"),
+    (["serve", "--limit", "max_connections=0"], "max_connections must be at least 1, got 0"),
+    (["serve", "--limit", "max_connections=x"], "max_connections must be an integer, got 'x'"),
+    (["serve", "--limit", "idle_timeout=x"], "idle_timeout must be a number of seconds, got 'x'"),
+    (
+        ["serve", "--limit", "idle_timeout=0"],
+        "idle_timeout must be a positive number of seconds, got 0.0",
+    ),
+    (
+        ["serve", "--limit", "max_message_bytes=5", "--max-message", "5"],
+        "'max_message_bytes=5' and --max-message are the same limit",
+    ),
+    (["serve", "--listen", "nohost"], "address must be host:port, got"),
+    (["serve", "--nats-listen", "nohost"], "address must be host:port, got"),
+    (["serve", "--tls-cert", "x"], "give both or neither"),
+    (["serve", "--replicas", "many"], "'many' is not a valid integer"),
+    (
+        ["read", "ORDERS", "--url", "nats://127.0.0.1:1", "--to", "s3://bucket/a/"],
+        "--to must be a path of the local",
+    ),
+    (
+        ["read", "ORDERS", "--url", "nats://127.0.0.1:1", "--to", "gs://b/a.ndjson"],
+        "got 'gs://b/a.ndjson'",
+    ),
+    (
+        ["write", "ORDERS", "--url", "nats://127.0.0.1:1", "--from", "s3://b/a.parquet"],
+        "--from must be a path",
+    ),
+    (["completion"], "Missing argument"),
+    (["completion", "tcsh"], "'tcsh' is not one of"),
+    ([], "Usage: liftenvelope"),
+]
+# A process for each call would take half a second to import what it needs.
+_RUN_ALL = """
+import io, json, sys
+from liftenvelope.cli import main
+
+for sys.argv[1:] in json.loads(sys.stdin.read()):
+    sys.stdout, sys.stderr = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
+    try:
+        main()
+        status = None
+    except SystemExit as exc:
+        status = exc.code
+    texts = []
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        texts.append(stream.buffer.getvalue().decode())
+    print(json.dumps([status, *texts]), file=sys.__stdout__)
+"""
+
+
+@pytest.fixture(scope="module")
+def refused() -> list[list[object]]:
+    """Exit code, standard output and standard error of each wrong call, all made in one process."""
+    calls = json.dumps([arguments for arguments, _ in WRONG_CALLS])
+    done = run(code=_RUN_ALL, given=calls)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("number", range(len(WRONG_CALLS)), ids=[shlex.join(call) for call, _ in WRONG_CALLS])
+def test_a_wrong_call_exits_with_2_and_says_why(refused: list[list[object]], number: int) -> None:
+    status, output, errors = refused[number]
+    assert (status, output) == (2, "")
+    assert WRONG_CALLS[number][1] in str(errors)
+    assert "Traceback" not in str(errors)
 
 
 @pytest.mark.parametrize(
