@@ -39,7 +39,7 @@ class Context:
 
 
 class TestMemory:
-    N = 200_000
+    N = 50_000
     BYTES_EACH = 250
 
     @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ class TestMemory:
         "register",
         [
             lambda pending, n: pending.register(deadline=5.0),
-            lambda pending, n: pending.register(deadline=5.0 + n * 5e-5),
+            lambda pending, n: pending.register(deadline=5.0 + n * 2e-4),
             lambda pending, n: pending.register(f"user-{n}", deadline=5.0),
             lambda pending, n: pending.register(deadline=5.0, expected=2),
             lambda pending, n: pending.resolve(shared_ack(pending.register(deadline=5.0, expected=2))),
@@ -79,11 +79,11 @@ class TestMemory:
     def test_answered_entries_leave_nothing_till_their_deadline(self) -> None:
         pending = PendingAcks()
         before = self.traced()
-        ids = [pending.register(deadline=500.0 + n * 5e-5, context=Context()) for n in range(self.N)]
+        ids = [pending.register(deadline=500.0 + n * 2e-4, context=Context()) for n in range(self.N)]
         for i in ids:
             pending.resolve(shared_ack(i))
         del ids, i
-        assert self.traced() - before < 200_000
+        assert self.traced() - before < self.N
         assert len(pending) == 0
 
     @pytest.mark.parametrize("named", [False, True])
