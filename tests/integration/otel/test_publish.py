@@ -261,7 +261,7 @@ async def test_spans_in_flight_end_after_uninstrument(nc: Client, recording: Rec
         await until(lambda: recording.open == 0)
 
 
-async def test_ten_thousand_publishes_leave_no_span_open_and_little_memory(js_nc: Client, name: str) -> None:
+async def test_many_publishes_leave_no_span_open_and_little_memory(js_nc: Client, name: str) -> None:
     async with JetStream(js_nc) as js:
         await js.create_stream(StreamConfig(name=name, subjects=(f"{name}.*",)))
         with Recording(max_destinations=10) as recording:
@@ -274,12 +274,12 @@ async def test_ten_thousand_publishes_leave_no_span_open_and_little_memory(js_nc
                 gc.collect()
 
             tracemalloc.start()
-            await publish(10_000)
+            await publish(2_000)
             before = tracemalloc.get_traced_memory()[0]
-            await publish(10_000)
+            await publish(2_000)
             grown = tracemalloc.get_traced_memory()[0] - before
             tracemalloc.stop()
-            assert grown < 1_000_000
+            assert grown < 200_000
             labels = {
                 found.get("messaging.destination.name", found.get("messaging.destination.template"))
                 for found, _ in recording.points("messaging.client.sent.messages")

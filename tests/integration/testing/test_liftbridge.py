@@ -226,10 +226,12 @@ def test_no_nats() -> None:
 def test_server_that_is_not_ready_in_time_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Stands in for a server that hangs.
+    # Stands in for a server that hangs. It ends at SIGINT, which programs in the background of a shell ignore.
+    hang = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_DFL); time.sleep(600)"
     program = tmp_path / "liftbridge"
     program.write_text(
-        f'#!/bin/sh\nif [ "$1" = --version ]; then exec {find_liftbridge().path} "$@"; fi\nexec sleep 600\n'
+        f'#!/bin/sh\nif [ "$1" = --version ]; then exec {find_liftbridge().path} "$@"; fi\n'
+        f'exec {sys.executable} -c "{hang}"\n'
     )
     program.chmod(0o755)
     monkeypatch.setenv(LIFTBRIDGE_VARIABLE, str(program))
