@@ -1,4 +1,4 @@
-"""Names from OpenTelemetry's semantic conventions for messaging (1.37), and names of our own.
+"""Names from OpenTelemetry's semantic conventions for messaging (1.44), and names of our own.
 
 The names are written here because the package that has them, ``opentelemetry-semantic-conventions``, is a
 pre-release: any of its versions may rename them.
