@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from benchmarks import picture
 from benchmarks.go_peers import GoPeers
 from benchmarks.other_peers import OtherPeers
 from benchmarks.report import Report
@@ -64,6 +65,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         and not terminalreporter.stats.get("error")
     ):
         path.write_text(report.markdown(), "utf-8")
+        picture.write(path)
 
 
 @pytest.fixture(scope="session")
