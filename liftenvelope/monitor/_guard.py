@@ -119,7 +119,7 @@ class Guard:
         if request.path in _OPEN or self._is_known(request):
             return None
         if request.path == "/" and self._access.token:
-            return web.HTTPSeeOther("login")
+            return _see("login")
         return web.Response(status=401, text="a token is required\n", headers={"WWW-Authenticate": "Bearer"})
 
     def _is_ours(self, host: str) -> bool:
@@ -153,11 +153,15 @@ class Guard:
         async with self._logins:
             given = (await request.post()).get("token")
             if isinstance(given, str) and self._access.token and _same(given, self._access.token):
-                answer = web.HTTPSeeOther("./")
+                answer = _see("./")
                 answer.set_cookie(_COOKIE, self._session, httponly=True, samesite="Strict")
                 return answer
             await asyncio.sleep(_PENALTY)
-            return web.HTTPSeeOther("login?wrong")
+            return _see("login?wrong")
+
+
+def _see(place: str) -> web.Response:
+    return web.Response(status=303, headers={"Location": place})
 
 
 def _same(one: str, other: str) -> bool:

@@ -91,7 +91,7 @@ export class Plot {
       cursor: { y: false, points: { size: 7 } },
       legend: { live: true },
       scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.08, 1)] } },
-      axes: [{ ...axis, space: 80, values: (_, ticks, __, ___, step) => ticks.map((one) => clock(one, step)) }, { ...axis, size: 58, values: (_, ticks) => ticks.map((one) => this.format(one)) }],
+      axes: [{ ...axis, space: 80, size: 30, values: (_, ticks, __, ___, step) => ticks.map((one) => clock(one, step)) }, { ...axis, size: 58, values: (_, ticks) => ticks.map((one) => this.format(one)) }],
       series: [{ label: "Time", value: (_, at) => (at === null || at === undefined ? "–" : clock(at, 1)) },
         ...[...this.lines.values()].map(line)],
     }, this.data(), this.root);
