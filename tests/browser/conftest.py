@@ -43,6 +43,8 @@ class Page:
     def __init__(self, driver: webdriver.Chrome, url: str) -> None:
         self.driver = driver
         self.url = url
+        driver.get("about:blank")
+        self.complaints()  # about the page of an earlier test
 
     def open(self, path: str = "", *, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
         """Load a page anew, in a window of a size and with a colour scheme."""
@@ -96,7 +98,8 @@ class Page:
 
     def complaints(self) -> list[str]:
         """Return errors of the console, which include violations of the content security policy."""
-        return [str(one["message"]) for one in self.driver.get_log("browser") if one["level"] == "SEVERE"]
+        entries: list[dict[str, object]] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
+        return [str(one["message"]) for one in entries if one["level"] == "SEVERE"]
 
 
 @pytest.fixture(scope="session")
@@ -183,8 +186,8 @@ async def _work(url: str, ready: threading.Event, ended: threading.Event) -> Non
 
 async def _bill(worker: Consumer) -> None:
     while True:
-        for message in await worker.fetch(20, max_wait=1.0):
-            await message.ack()
+        for message in await worker.fetch_no_wait(20):
+            message.ack()
         await asyncio.sleep(0.1)
 
 
