@@ -13,7 +13,7 @@ import click
 from liftenvelope._checks import require
 from liftenvelope.cli._places import DurationType
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
-from liftenvelope.cli._terminal import report
+from liftenvelope.cli._terminal import report, shown
 from liftenvelope.rpc.address import parse_address
 
 if TYPE_CHECKING:
@@ -95,6 +95,10 @@ async def monitor(
     async with serving_monitor(collector, server, address) as found:
         url = f"http://{found}/"
         report(f"serving the monitor of {servers.where} on {url}", as_json, url=url)
+        await collector.next()
+        latest = collector.history.latest
+        for fault in latest.faults if latest is not None else ():
+            click.echo(shown(f"Note: sampling of {fault.part} failed, trying again: {fault.text}"), err=True)
         await _stopped()
 
 

@@ -114,7 +114,8 @@ class Guard:
     def _refusal(self, request: web.Request) -> web.Response | None:
         if not self._is_ours(request.host):
             return web.Response(status=421, text="this name is not allowed: start with --allow-host\n")
-        if request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site") and request.path != "/":
+        is_link = request.method == "GET" and not request.path.startswith("/api/")
+        if request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site") and not is_link:
             return web.Response(status=403, text="requests of other sites are refused\n")
         if request.path in _OPEN or self._is_known(request):
             return None
@@ -154,7 +155,7 @@ class Guard:
             given = (await request.post()).get("token")
             if isinstance(given, str) and self._access.token and _same(given, self._access.token):
                 answer = _see("./")
-                answer.set_cookie(_COOKIE, self._session, httponly=True, samesite="Strict")
+                answer.set_cookie(_COOKIE, self._session, httponly=True, samesite="Lax")
                 return answer
             await asyncio.sleep(_PENALTY)
             return _see("login?wrong")

@@ -41,7 +41,7 @@ class MonitorLimits:
     counts: int = 16
     at_once: int = 16
     max_points: int = 600
-    max_series: int = 20_000
+    max_series: int = 10_000
 
     def __post_init__(self) -> None:
         for one in fields(self):

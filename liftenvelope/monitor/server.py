@@ -212,16 +212,14 @@ async def serving_monitor(
     Raises:
         TransportError: Binding or listening failed.
     """
-    task: asyncio.Task[None] | None = None
     try:
         found = await server.start(address)
-        task = asyncio.create_task(collector.run(), name="take samples")
-        yield found
+        async with asyncio.TaskGroup() as group:  # a defect of the collector ends the block
+            task = group.create_task(collector.run(), name="take samples")
+            yield found
+            task.cancel()
     finally:
         await server.close()
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
 
 
 def _page(name: str) -> web.Response:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -236,11 +239,14 @@ class TestAccess:
             assert answer.status == status
 
     async def test_request_of_another_site_is_refused(self, server: NatsServer) -> None:
-        async with (
-            pages(server) as session,
-            session.get("api/about", headers={"Sec-Fetch-Site": "cross-site"}) as answer,
-        ):
-            assert answer.status == 403
+        foreign = {"Sec-Fetch-Site": "cross-site"}
+        async with pages(server, MonitorAccess(token=TOKEN)) as session:
+            async with session.get("api/about", headers=foreign) as answer:
+                assert answer.status == 403
+            async with session.post("login", headers=foreign, data={"token": TOKEN}) as answer:
+                assert answer.status == 403
+            async with session.get("", headers=foreign) as answer:  # a link to the page
+                assert (answer.status, answer.url.path) == (200, "/login")
 
     async def test_token(self, server: NatsServer) -> None:
         async with pages(server, MonitorAccess(token=TOKEN)) as session:
@@ -255,7 +261,7 @@ class TestAccess:
                 assert answer.url.query_string == "wrong"
             async with session.post("login", data={"token": TOKEN}, allow_redirects=False) as answer:
                 cookie = answer.cookies["liftenvelope_monitor"]
-            assert (cookie["httponly"], cookie["samesite"]) == (True, "Strict")
+            assert (cookie["httponly"], cookie["samesite"]) == (True, "Lax")
             assert TOKEN not in cookie.value
             sent = {"Cookie": f"liftenvelope_monitor={cookie.value}"}
             async with session.get("api/about", headers=sent) as answer:
@@ -278,3 +284,21 @@ class TestAccess:
     )  # fmt: skip
     def test_unsafe_options_are_refused(self, arguments: tuple[str, ...], text: str) -> None:
         assert text in error_of("monitor", "--url", "nats://127.0.0.1:1", *arguments, code=2)
+
+
+def test_command_tells_that_the_servers_are_not_reached() -> None:
+    command = [sys.executable, "-m", "liftenvelope", "monitor", "--url", "nats://127.0.0.1:1", "--json"]
+    variables = {**os.environ, "XDG_CONFIG_HOME": "/nowhere"}
+    with subprocess.Popen(
+        [*command, "--http", "127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=variables,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["url"].startswith("http://127.0.0.1:")
+        assert "Note: sampling of connection failed, trying again: can't connect" in process.stderr.readline()
+        process.terminate()
+        assert process.wait(60) == 0
