@@ -14,7 +14,6 @@ from liftenvelope._checks import require
 from liftenvelope.cli._places import DurationType
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._terminal import report, shown
-from liftenvelope.rpc.address import parse_address
 
 if TYPE_CHECKING:
     from liftenvelope.monitor import Sampler
@@ -82,6 +81,7 @@ async def monitor(
         MonitorServer,
         serving_monitor,
     )
+    from liftenvelope.rpc.address import parse_address
 
     address = parse_address(http, any_port=True)
     access = MonitorAccess(token=token, user_header=user_header, hosts=hosts)
