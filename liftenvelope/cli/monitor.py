@@ -16,7 +16,7 @@ from liftenvelope.cli._servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._terminal import report, shown
 
 if TYPE_CHECKING:
-    from liftenvelope.monitor import Sampler
+    from liftenvelope.monitor import Collector, Sampler
     from liftenvelope.monitor.server import MessageSourceHolder
 
 __all__ = ["monitor"]
@@ -92,21 +92,22 @@ async def monitor(
     server = MonitorServer(
         collector, source=source, access=access, where=servers.where, payloads=not no_payloads
     )
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     async with serving_monitor(collector, server, address) as found:
         url = f"http://{found}/"
         report(f"serving the monitor of {servers.where} on {url}", as_json, url=url)
-        await collector.next()
-        latest = collector.history.latest
-        for fault in latest.faults if latest is not None else ():
-            click.echo(shown(f"Note: sampling of {fault.part} failed, trying again: {fault.text}"), err=True)
-        await _stopped()
+        noting = asyncio.create_task(_note_failure(collector))
+        await stopped.wait()  # Ctrl-C cancels the command
+        noting.cancel()
 
 
-async def _stopped() -> None:
-    """Wait for SIGTERM. Ctrl-C cancels the command."""
-    stopped = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    await stopped.wait()
+async def _note_failure(collector: Collector) -> None:
+    """Tell the user if the first sample fails, such as for a wrong URL."""
+    await collector.next()
+    latest = collector.history.latest
+    for fault in latest.faults if latest is not None else ():
+        click.echo(shown(f"Note: sampling of {fault.part} failed, trying again: {fault.text}"), err=True)
 
 
 @asynccontextmanager
