@@ -17,7 +17,8 @@ from liftenvelope.cli._terminal import report, shown
 
 if TYPE_CHECKING:
     from liftenvelope.monitor import Collector, Sampler
-    from liftenvelope.monitor.server import MessageSourceHolder
+    from liftenvelope.monitor.server import MessageSourceHolder, MonitorServer
+    from liftenvelope.rpc.address import Address
 
 __all__ = ["monitor"]
 
@@ -79,7 +80,6 @@ async def monitor(
         MessageSourceHolder,
         MonitorAccess,
         MonitorServer,
-        serving_monitor,
     )
     from liftenvelope.rpc.address import parse_address
 
@@ -92,13 +92,22 @@ async def monitor(
     server = MonitorServer(
         collector, source=source, access=access, where=servers.where, payloads=not no_payloads
     )
+    await _serve(collector, server, address, servers.where, as_json)
+
+
+async def _serve(
+    collector: Collector, server: MonitorServer, address: Address, where: str, as_json: bool
+) -> None:
+    """Serve until SIGTERM. Ctrl-C cancels the command."""
+    from liftenvelope.monitor.server import serving_monitor
+
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     async with serving_monitor(collector, server, address) as found:
         url = f"http://{found}/"
-        report(f"serving the monitor of {servers.where} on {url}", as_json, url=url)
+        report(f"serving the monitor of {where} on {url}", as_json, url=url)
         noting = asyncio.create_task(_note_failure(collector))
-        await stopped.wait()  # Ctrl-C cancels the command
+        await stopped.wait()
         noting.cancel()
 
 
