@@ -37,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bulk",),
     ("spark",),
     ("testing",),
-    ("otel",),
+    ("otel", "monitor"),
     ("cli",),
     ("__init__", "__main__"),
 )
@@ -64,7 +64,8 @@ FORBIDDEN = {
     "bulk": {"gateway", "group"},
     "spark": {"gateway"},
     "otel": {"testing", "spark"},
-    "__init__": {"spark", "testing", "cli", "gateway", "bulk", "otel"},
+    "monitor": {"testing", "spark", "gateway", "bulk"},
+    "__init__": {"spark", "testing", "cli", "gateway", "bulk", "otel", "monitor"},
     # Servers to test against: of the package's own work no more than what it takes to ask them.
     "testing": set(RANK) - {"errors", "_version", "_checks", "_pb", "rpc", "gateway"},
 }

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope.cli._groups import Aim, GroupDescription, GroupOverview, GroupPartition, Reset
-from liftenvelope.client import Client, GroupJoined, GroupLeft
+from liftenvelope.cli._groups import Aim, Reset
+from liftenvelope.client import Client
+from liftenvelope.client.cursor_names import group_cursor
 from liftenvelope.errors import (
     GroupError,
     NoSuchGroupError,
@@ -24,6 +24,8 @@ from liftenvelope.errors import (
     ReadonlyPartitionError,
     UsageError,
 )
+from liftenvelope.monitor.group_activity import ActiveGroup, GroupActivity
+from liftenvelope.monitor.groups import GroupDescription, GroupOverview, GroupPartition
 
 if TYPE_CHECKING:
     from liftenvelope.cli._servers import CommandServers
@@ -32,19 +34,6 @@ __all__ = ["LiftbridgeGroups"]
 
 #: Partitions to ask about at a time.
 _AT_ONCE: Final = 16
-
-
-@dataclass
-class _History:
-    """What the activity stream says about a group.
-
-    Attributes:
-        members: Streams of each member.
-        streams: Streams that any member has read, in the order of their first mention.
-    """
-
-    members: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    streams: dict[str, None] = field(default_factory=dict)
 
 
 class LiftbridgeGroups:
@@ -61,22 +50,9 @@ class LiftbridgeGroups:
         async with servers.liftbridge() as client:
             yield cls(client)
 
-    async def _history(self) -> dict[str, _History]:
-        """Return the groups that the activity stream mentions; raise NoSuchStreamError if there is none."""
-        found: dict[str, _History] = {}
-        async with self._client.activity(start="earliest", stop="latest") as events:
-            async for event in events:
-                if isinstance(event, GroupJoined):
-                    group = found.setdefault(event.group, _History())
-                    group.members[event.consumer] = event.streams
-                    group.streams |= dict.fromkeys(event.streams)
-                elif isinstance(event, GroupLeft):
-                    found.setdefault(event.group, _History()).members.pop(event.consumer, None)
-        return found
-
     async def list_groups(self) -> list[GroupOverview]:
         """Return the groups that the activity stream mentions: those with members, and empty ones."""
-        history = await self._history()
+        history = (await GroupActivity(self._client).update()).groups
         live = (await self._client.fetch_metadata(streams=[], groups=sorted(history))).groups
         return [
             GroupOverview(
@@ -95,9 +71,10 @@ class LiftbridgeGroups:
             NoSuchGroupError: The group has no members, and its streams are not known.
         """
         try:
-            history = (await self._history()).get(name, _History())
+            found = await GroupActivity(self._client).update()
+            history = found.groups.get(name, ActiveGroup())
         except NoSuchStreamError:
-            history = _History()  # the cluster keeps no activity stream
+            history = ActiveGroup()  # the cluster keeps no activity stream
         streams = list(topics) or list(history.streams)
         metadata = await self._client.fetch_metadata(streams=streams, groups=[name])
         info = metadata.groups.get(name)
@@ -123,7 +100,7 @@ class LiftbridgeGroups:
 
     async def _row(self, group: str, stream: str, number: int) -> GroupPartition:
         async with self._slots:
-            stored = await self._client.fetch_cursor(_cursor(group), stream, number)
+            stored = await self._client.fetch_cursor(group_cursor(group), stream, number)
             try:
                 end = (await self._client.fetch_partition_metadata(stream, number)).newest_offset + 1
             except NotLeaderError:  # such as of a paused partition
@@ -169,9 +146,9 @@ class LiftbridgeGroups:
         """Set the cursors of a group. Offset 0 deletes the cursor: no cursor can stand before offset 0."""
         for one in plan:
             if one.new == 0:
-                await self._client.reset_cursor(_cursor(name), one.topic, one.partition)
+                await self._client.reset_cursor(group_cursor(name), one.topic, one.partition)
             else:
-                await self._client.set_cursor(_cursor(name), one.topic, one.partition, one.new - 1)
+                await self._client.set_cursor(group_cursor(name), one.topic, one.partition, one.new - 1)
         return list(plan)
 
     async def delete(self, name: str, topics: Sequence[str]) -> None:
@@ -184,9 +161,4 @@ class LiftbridgeGroups:
         if found.state == "active":
             raise GroupError(f"group {name!r} has members: stop them first, and the group ends by itself")
         for one in found.partitions:
-            await self._client.reset_cursor(_cursor(name), one.topic, one.partition)
-
-
-def _cursor(group: str) -> str:
-    """Return the id of the cursors of a group, as in Liftbridge's Go client."""
-    return f"__group:{group}"
+            await self._client.reset_cursor(group_cursor(name), one.topic, one.partition)

@@ -9,10 +9,11 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope.cli._groups import Aim, GroupDescription, GroupOverview, GroupPartition, Reset
+from liftenvelope.cli._groups import Aim, Reset
 from liftenvelope.errors import GroupError, UsageError
 from liftenvelope.group import GroupClient, JetStreamTopic, JetStreamTopicSource
 from liftenvelope.jetstream import DeliverPolicy, JetStream
+from liftenvelope.monitor.groups import GroupDescription, GroupOverview, GroupPartition
 
 if TYPE_CHECKING:
     from liftenvelope.cli._servers import CommandServers

@@ -15,7 +15,8 @@ from liftenvelope.cli._terminal import echo_json, plain, print_facts, print_tabl
 from liftenvelope.errors import UsageError
 
 if TYPE_CHECKING:
-    from liftenvelope.cli._groups import Aim, GroupAdmin, GroupDescription, GroupPartition, Reset
+    from liftenvelope.cli._groups import Aim, GroupAdmin, Reset
+    from liftenvelope.monitor.groups import GroupDescription, GroupPartition
 
 __all__ = ["group"]
 

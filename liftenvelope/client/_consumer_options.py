@@ -9,7 +9,7 @@ from typing import TypeAlias
 from liftenvelope._checks import as_full_text
 from liftenvelope.client._membership import StreamPartition
 from liftenvelope.client.core import check_stream
-from liftenvelope.client.cursor_names import check_cursor_id, cursor_key
+from liftenvelope.client.cursor_names import check_cursor_id, cursor_key, group_cursor
 from liftenvelope.consumers.options import AssignmentCallback, ShellOptions
 from liftenvelope.errors import UsageError
 
@@ -50,4 +50,4 @@ class ConsumerOptions(ShellOptions[StreamPartition]):
     @property
     def cursor_id(self) -> str:
         """Id of the group's cursors, the same as in other Liftbridge clients."""
-        return f"__group:{self.group}"
+        return group_cursor(self.group)

@@ -8,7 +8,7 @@ from liftenvelope._checks import as_full_text
 from liftenvelope.client.core import check_partition, check_stream
 from liftenvelope.errors import UsageError
 
-__all__ = ["CursorName", "check_cursor_id", "cursor_key"]
+__all__ = ["CursorName", "check_cursor_id", "cursor_key", "group_cursor"]
 
 #: Cursor id, stream, partition.
 CursorName: TypeAlias = tuple[str, str, int]
@@ -37,3 +37,8 @@ def cursor_key(cursor_id: str, stream: str, partition: int) -> str:
     if "," in check_stream(stream):
         raise UsageError(f"stream must not have a comma in its name to have cursors, got {stream!r}")
     return f"{cursor_id},{stream},{check_partition(partition)}"
+
+
+def group_cursor(group: str) -> str:
+    """Return the id of the cursors of a group, as in Liftbridge's Go client."""
+    return f"__group:{group}"

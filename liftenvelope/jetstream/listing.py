@@ -22,10 +22,13 @@ async def _pages(
     read: Callable[[Any], _Item],
     request: Mapping[str, Any],
     timeout: float | None,
+    missing: list[str] | None = None,
 ) -> AsyncIterator[_Item]:
     """Iterate over all items of a listing. The next page is requested when the last one is used up."""
 
     def page(answer: dict[str, Any]) -> tuple[list[_Item], int]:
+        if missing is not None:
+            missing.extend(name for name in map(str, answer.get("missing") or []) if name not in missing)
         return [read(item) for item in answer.get(key) or []], natural(answer.get("total", 0))
 
     offset = 0
@@ -44,10 +47,21 @@ def _selection(subject: str | None) -> Mapping[str, Any]:
 
 
 def stream_infos(
-    api: Api, subject: str | None = None, timeout: float | None = None
+    api: Api,
+    subject: str | None = None,
+    timeout: float | None = None,
+    *,
+    missing: list[str] | None = None,
 ) -> AsyncIterator[StreamInfo]:
-    """Iterate over all streams, or over those that record a subject."""
-    return _pages(api, "STREAM.LIST", "streams", StreamInfo.from_json, _selection(subject), timeout)
+    """Iterate over all streams, or over those that record a subject.
+
+    Args:
+        api: Requests.
+        subject: Subject to filter by. Default: all streams.
+        timeout: Seconds to wait for each page.
+        missing: Gets the names of streams that did not answer the server that made the list.
+    """
+    return _pages(api, "STREAM.LIST", "streams", StreamInfo.from_json, _selection(subject), timeout, missing)
 
 
 def stream_names(api: Api, subject: str | None = None, timeout: float | None = None) -> AsyncIterator[str]:

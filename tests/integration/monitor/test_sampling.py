@@ -1,0 +1,153 @@
+"""Samples of real servers: JetStream with consumers and groups, Liftbridge and the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import nats
+import pytest
+
+import liftenvelope
+from liftenvelope.errors import TransportError
+from liftenvelope.group import Coordinator, GroupConsumer, JetStreamTopic
+from liftenvelope.jetstream import AckPolicy, ConsumerConfig, JetStream, PriorityPolicy, StreamConfig
+from liftenvelope.monitor import History, MonitorLimits, Snapshot
+from liftenvelope.monitor.jetstream import JetStreamSampler
+from liftenvelope.monitor.liftbridge import LiftbridgeSampler
+from liftenvelope.testing import NatsServer, run_gateway, run_liftbridge, run_nats_server
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[NatsServer]:
+    async with run_nats_server(jetstream=True) as running:
+        yield running
+
+
+async def sampled(sample: Callable[[], Awaitable[Snapshot]], ready: Callable[[Snapshot], bool]) -> Snapshot:
+    """Take samples until one is as expected."""
+    async with asyncio.timeout(120):
+        while not ready(snapshot := await sample()):
+            await asyncio.sleep(0.05)
+    return snapshot
+
+
+async def test_jetstream_streams_consumers_and_pins(server: NatsServer) -> None:
+    async with await nats.connect(server.url) as nc, JetStream(nc, timeout=60) as js:
+        await js.create_stream(StreamConfig(name="ORDERS", subjects=("orders.*",)))
+        await js.create_stream(StreamConfig(name="IDLE", subjects=("idle",)))
+        for number in range(5):
+            await js.publish("orders.new", b"%d" % number)
+        stream = await js.stream("ORDERS")
+        await stream.purge(sequence=2)
+        worker = await stream.create_consumer(ConsumerConfig(name="worker"))
+        await stream.create_consumer(
+            ConsumerConfig(
+                name="pinned",
+                ack_policy=AckPolicy.EXPLICIT,
+                priority_policy=PriorityPolicy.PINNED_CLIENT,
+                priority_groups=("only",),
+            )
+        )
+        await worker.fetch(3)
+        sampler, history = JetStreamSampler(js), History()
+        snapshot = await sampled(
+            sampler.sample, lambda one: one.consumers["ORDERS", "worker"].ack_pending == 3
+        )
+        history.add(snapshot)
+        assert (snapshot.kind, snapshot.faults, list(snapshot.streams)) == (
+            "jetstream",
+            [],
+            ["IDLE", "ORDERS"],
+        )
+        orders = snapshot.streams["ORDERS"]
+        assert (orders.messages, orders.partitions[0].first, orders.end, orders.consumers) == (4, 1, 5, 2)
+        worker_now = snapshot.consumers["ORDERS", "worker"]
+        assert (worker_now.unprocessed, worker_now.lag, worker_now.ack_floor) == (1, 4, 1)
+        assert [one.group for one in snapshot.consumers["ORDERS", "pinned"].pins] == ["only"]
+        assert snapshot.storage is not None
+        assert snapshot.storage.disk > 0
+        await js.publish("orders.new", b"more")
+        history.add(await sampler.sample())
+        rate = history.rate("stream", "ORDERS")
+        assert rate is not None
+        assert rate > 0
+
+
+async def test_groups_over_nats(server: NatsServer) -> None:
+    async with (
+        await nats.connect(server.url) as nc,
+        JetStream(nc, timeout=60) as js,
+        Coordinator(nc, timeout=60),
+    ):
+        await js.create_stream(StreamConfig(name="ORDERS", subjects=("orders.*",)))
+        for number in range(6):
+            await js.publish(f"orders.{number % 2}", b"")
+        topic = JetStreamTopic.of_stream("ORDERS", ["orders.0", "orders.1"])
+        sampler = JetStreamSampler(js, MonitorLimits(counts=1))  # one lag is counted with each sample
+        async with GroupConsumer(nc, "billing", topic, consumer_id="w", auto_offset="earliest") as consumer:
+            async for message in consumer:
+                await consumer.commit(message)
+                if message.partition == 1:
+                    break
+            snapshot = await sampled(
+                sampler.sample,
+                lambda one: "billing" in one.groups and one.groups["billing"].lag is not None
+                and all(row.lag is not None for row in one.groups["billing"].partitions),
+            )  # fmt: skip
+            group = snapshot.groups["billing"]
+            assert list(group.members) == ["w"]
+            assert [row.member for row in group.partitions] == ["w", "w"]
+            lags = {row.partition: row.lag for row in group.partitions}
+            assert lags[1] == 2
+
+
+async def _sample_liftbridge(addresses: list[str]) -> None:
+    async with liftenvelope.connect(addresses, timeout=60) as client:
+        await client.create_stream("monitored", "monitored", partitions=2)
+        for _ in range(4):
+            await client.publish("monitored", b"")
+        sampler = LiftbridgeSampler(client)
+        async with client.consumer(
+            "readers", "monitored", consumer_id="one", auto_offset="earliest"
+        ) as member:
+            async for message in member:
+                await member.commit(message)
+                if message.offset == 1:
+                    break
+            snapshot = await sampled(
+                sampler.sample,
+                lambda one: "readers" in one.groups and one.groups["readers"].partitions[0].committed == 2,
+            )
+        stream, group = snapshot.streams["monitored"], snapshot.groups["readers"]
+        assert not any(name.startswith("__") for name in snapshot.streams)
+        assert [part.end for part in stream.partitions] == [4, 0]
+        assert set(snapshot.brokers.values()) == {"serving"}
+        assert (group.state, group.members, group.lag) == ("active", {"one": ("monitored",)}, 2)
+
+
+async def test_liftbridge() -> None:
+    async with run_liftbridge() as cluster:
+        await _sample_liftbridge(cluster.addresses)
+
+
+async def test_gateway() -> None:
+    async with run_gateway() as gateway:
+        await _sample_liftbridge(gateway.addresses)
+
+
+async def test_stream_beyond_the_limit_is_counted_and_left_out(server: NatsServer) -> None:
+    async with await nats.connect(server.url) as nc, JetStream(nc, timeout=60) as js:
+        for number in range(3):
+            await js.create_stream(StreamConfig(name=f"S{number}", subjects=(f"s{number}",)))
+        snapshot = await JetStreamSampler(js, MonitorLimits(max_streams=2)).sample()
+        assert (list(snapshot.streams), snapshot.left_out) == (["S0", "S1"], 1)
+
+
+async def test_sample_of_a_stopped_server_fails(server: NatsServer) -> None:
+    async with await nats.connect(server.url) as nc, JetStream(nc, timeout=2) as js:
+        sampler = JetStreamSampler(js)
+        await sampler.sample()
+        await nc.close()
+        with pytest.raises(TransportError):
+            await sampler.sample()
