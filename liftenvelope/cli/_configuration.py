@@ -119,6 +119,7 @@ class Configuration:
             UsageError: Settings contradict each other, a value is invalid, or a file can't be read.
         """
         from liftenvelope.gateway.serving import Serving
+        from liftenvelope.gateway.supervisor import check_ports
 
         values = self._converted()
         places: dict[str, dict[str, Any]] = {"": {}, "gateway": {"limits": self.limits}, "connect": {}}
@@ -131,7 +132,9 @@ class Configuration:
                 place, _, name = target.rpartition(".")
                 if value is not None:
                     places[place][name] = value
-        return Serving(**places[""], gateway=places["gateway"], connect=places["connect"])
+        serving = Serving(**places[""], gateway=places["gateway"], connect=places["connect"])
+        check_ports(serving, self["workers"])
+        return serving
 
     def _converted(self) -> dict[str, Any]:
         """Return the values as the targets take them."""

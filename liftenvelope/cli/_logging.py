@@ -31,10 +31,15 @@ _DEEPEST: Final = 4
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record as one line of text, followed by its traceback if it has one."""
+    """Formats a record as one line of text, followed by its traceback if it has one.
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s")
+    Args:
+        worker: Number of the worker that this process is; None for none.
+    """
+
+    def __init__(self, worker: int | None = None) -> None:
+        named = "" if worker is None else f"worker {worker}: "
+        super().__init__(f"%(asctime)s %(levelname)s {named}%(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Return the line, with control characters escaped: texts may quote what a peer has sent."""
@@ -46,7 +51,14 @@ class JsonFormatter(logging.Formatter):
 
     The object has ``time`` (RFC 3339, UTC), ``level``, ``logger`` and ``message``, then the record's extras
     by their names, and ``exception`` with the traceback if there is one.
+
+    Args:
+        worker: Number of the worker that this process is, a field of every line; None for none.
     """
+
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._more = {} if worker is None else {"worker": worker}
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -56,6 +68,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **self._more,
         }
         for name, value in vars(record).items():
             if name not in _USUAL:
@@ -78,16 +91,17 @@ def _plain(value: object, depth: int = 0) -> Any:
     return str(value)
 
 
-def start_logging(level: str, form: str, nats_level: str) -> None:
+def start_logging(level: str, form: str, nats_level: str, worker: int | None = None) -> None:
     """Write the log and the warnings of this process to standard error.
 
     Args:
         level: Level of liftenvelope's loggers, one of :data:`~liftenvelope.cli._settings.LEVELS`.
         form: ``text`` or ``json``.
         nats_level: Level of the lines of the embedded nats-server.
+        worker: Number of the worker that this process is. Default None: it is none.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    handler.setFormatter(JsonFormatter(worker) if form == "json" else TextFormatter(worker))
     logging.basicConfig(handlers=[handler])
     logging.captureWarnings(True)
     logging.getLogger("liftenvelope").setLevel(LEVELS[level])

@@ -167,6 +167,11 @@ SETTINGS: Final = (
         "--id", "gateway.id", "gateway.id", "Id of this gateway among the brokers.", "ID", shown="a new id",
     ),
     Setting(
+        "--workers", "gateway.workers", "",
+        "Gateways to run, each in a process of its own with the next port.",
+        "N", click.IntRange(1, 64), default=1,
+    ),
+    Setting(
         "--replicas", "gateway.replicas", "gateway.replicas",
         "Number of NATS servers that keep the gateway's own records.",
         "N", click.IntRange(1, 5), default=1,

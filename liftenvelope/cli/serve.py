@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -78,6 +79,8 @@ def serve(context: click.Context, /, *, check: bool, as_json: bool, **options: A
             serving = configuration.serving()
             if check:
                 _check(configuration, serving, as_json=as_json)
+            elif configuration["workers"] > 1:
+                asyncio.run(_supervise(serving, configuration))
             else:
                 asyncio.run(_serve(serving))
         except UsageError as exc:
@@ -105,8 +108,22 @@ def _check(configuration: Configuration, serving: Serving, *, as_json: bool) -> 
 async def _serve(serving: Serving) -> None:
     from liftenvelope.gateway.serving import serve as run
 
-    def say(gateway: Any, url: str) -> None:
-        where = f" in {serving.data_dir}{os.sep}jetstream" if serving.data_dir is not None else ""
-        click.echo(f"serving the Liftbridge API on {gateway.address}, with the streams of {url}{where}")
+    await run(serving, lambda gateway, url: _say(serving, [gateway.address], url), _say_http)
 
-    await run(serving, say, lambda address: click.echo(f"serving health and metrics on http://{address}"))
+
+async def _supervise(serving: Serving, configuration: Configuration) -> None:
+    from liftenvelope.cli._worker import worker_command
+    from liftenvelope.gateway.supervisor import Program, supervise
+
+    logging = {name: configuration[name] for name in ("log_level", "log_format", "nats_log_level")}
+    program = Program(worker_command(), logging)
+    await supervise(serving, configuration["workers"], program, partial(_say, serving), _say_http)
+
+
+def _say(serving: Serving, addresses: list[str], url: str) -> None:
+    where = f" in {serving.data_dir}{os.sep}jetstream" if serving.data_dir is not None else ""
+    click.echo(f"serving the Liftbridge API on {','.join(addresses)}, with the streams of {url}{where}")
+
+
+def _say_http(address: str) -> None:
+    click.echo(f"serving health and metrics on http://{address}")

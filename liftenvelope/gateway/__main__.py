@@ -13,16 +13,12 @@ from pathlib import Path
 
 from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.gateway._gateway import Gateway
-from liftenvelope.gateway.limits import Limits
 from liftenvelope.gateway.serving import Serving, serve
 
 
 def main() -> int:
     """Serve until stopped; return the exit status."""
-    config = json.loads(Path(sys.argv[1]).read_text("utf-8"))
-    if (limits := config["gateway"].get("limits")) is not None:
-        config["gateway"]["limits"] = Limits(**limits)
-    serving = Serving(**config)
+    serving = Serving.from_json(json.loads(Path(sys.argv[1]).read_text("utf-8")))
     try:
         asyncio.run(serve(serving, _say))
     except LiftEnvelopeError as exc:

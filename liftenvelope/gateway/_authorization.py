@@ -1,18 +1,19 @@
 """Authorization: a policy file lists each client's permissions. Clients are named by their certificates.
 
-The file has the format of Liftbridge's default model (casbin's CSV). Each line allows one client to call one
-method on one stream. All three are compared literally. ``*`` is the resource of FetchMetadata, not a
-wildcard. ::
+The file has the format of Liftbridge's authorisation (casbin's CSV). A line ``p`` allows a client, or a role,
+to call one method on one stream. A line ``g`` gives a client a role. A resource that ends with ``*`` stands
+for all that begin so, as by casbin's ``keyMatch``; the resource of FetchMetadata is ``*`` itself. ::
 
     p, client1, *, FetchMetadata
-    p, client1, orders, Subscribe
-    p, client1, orders-eu, CreateStream
-    p, client1, orders.*.eu, RecordSubject
+    p, client1, orders*, Subscribe
+    p, makers, orders-eu, CreateStream
+    p, makers, orders.*.eu, RecordSubject
+    g, client1, makers
 
 CreateStream needs two permissions: ``CreateStream`` on the name and ``RecordSubject`` on the NATS subject.
 The second one exists because readers of a stream see everything published on its subject. RecordSubject is
-the only method whose resource may have wildcards. It allows every subject that the resource covers, and the
-subjects of the stream's partitions (``orders.1`` with ``orders``). A stream whose subject equals its name
+the only method whose resource may have NATS wildcards. It allows every subject that the resource covers, and
+the subjects of the stream's partitions (``orders.1`` with ``orders``). A stream whose subject equals its name
 needs no RecordSubject. Liftbridge ignores such lines.
 
 When the file changes, subscriptions that are no longer allowed end with PERMISSION_DENIED. So do PublishAsync
@@ -26,7 +27,6 @@ Joining a consumer group needs the Subscribe permission on each of its streams.
 from __future__ import annotations
 
 import asyncio
-import csv
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -37,10 +37,9 @@ from typing import TYPE_CHECKING, Any, Final
 from liftenvelope._checks import about
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import UsageError
-from liftenvelope.gateway._recordings import covers
+from liftenvelope.gateway._policy import RECORD_SUBJECT, Policy
 from liftenvelope.gateway._requests import read_request
 from liftenvelope.gateway.limits import Limits
-from liftenvelope.jetstream.names import check_filter
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -48,15 +47,10 @@ if TYPE_CHECKING:
 
     from liftenvelope.rpc.server import Handler, ServerCall
 
-__all__ = ["Authorization", "Policy", "client_name"]
+__all__ = ["Authorization", "client_name"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
 _API: Final = "/proto.API/"
-_FIELDS: Final = 4
-#: Longest part of a wrong line in an error text, in characters.
-_LONGEST_SHOWN: Final = 200
-#: Method name in the lines whose resource is a NATS subject.
-_RECORD: Final = "RecordSubject"
 #: Methods whose open calls a new policy may end. Calls of the others are short.
 _LASTING: Final = ("PublishAsync", "Subscribe")
 #: Seconds between two checks of the file.
@@ -78,71 +72,6 @@ _ABOUT: Final[Mapping[str, tuple[Any, Callable[[Any], Iterable[str]], str]]] = {
     "FetchCursor": (api_pb2.FetchCursorRequest, lambda r: [r.stream], ""),
     "JoinConsumerGroup": (api_pb2.JoinConsumerGroupRequest, lambda r: r.streams, "Subscribe"),
 }
-
-
-class Policy:
-    """Permissions of clients, parsed from a policy file.
-
-    Args:
-        text: Content of the file. Default: empty, nothing is allowed.
-
-    Raises:
-        UsageError: A line can't be parsed. The message contains its number.
-
-    Example:
-        >>> policy = Policy("p, client1, orders, Subscribe")
-        >>> policy.allows("client1", "orders", "Subscribe"), policy.allows("client1", "orders", "Publish")
-        (True, False)
-        >>> policy = Policy("p, client1, orders.>, RecordSubject")
-        >>> policy.may_record("client1", "orders.*"), policy.may_record("client1", ">")
-        (True, False)
-    """
-
-    def __init__(self, text: str = "") -> None:
-        self._allowed: set[tuple[str, str, str]] = set()
-        self._subjects: dict[str, list[str]] = {}
-        for number, line in enumerate(text.splitlines(), 1):
-            if not line.strip() or line.lstrip().startswith("#"):
-                continue
-            fields = _fields(line)
-            if len(fields) != _FIELDS or fields[0] != "p" or not all(fields):
-                shown = f"{line[:_LONGEST_SHOWN]!r}{'...' if len(line) > _LONGEST_SHOWN else ''}"
-                raise UsageError(f"line {number} must be 'p, client, stream, method', got {shown}")
-            _, client, resource, method = fields
-            self._allowed.add((client, resource, method))
-            if method == _RECORD:
-                self._subjects.setdefault(client, []).append(_subject(number, resource))
-
-    def allows(self, client: str, resource: str, method: str) -> bool:
-        """Return True if a client may call a method on a resource."""
-        return (client, resource, method) in self._allowed
-
-    def allows_any(self, client: str, method: str) -> bool:
-        """Return True if a client may call a method on at least one resource."""
-        return any((name, what) == (client, method) for name, _, what in self._allowed)
-
-    def may_record(self, client: str, subject: str) -> bool:
-        """Return True if a client may create streams on a subject, which may have wildcards."""
-        return any(covers(granted, subject) for granted in self._subjects.get(client, ()))
-
-    def __len__(self) -> int:
-        return len(self._allowed)
-
-
-def _fields(line: str) -> list[str]:
-    """Return the fields of a line; none if ``csv`` can't read it, such as one with a field over 128 KiB."""
-    try:
-        return [field.strip() for field in next(csv.reader([line], skipinitialspace=True))]
-    except csv.Error:
-        return []
-
-
-def _subject(number: int, subject: str) -> str:
-    try:
-        check_filter(subject)
-    except UsageError as exc:
-        raise UsageError(f"line {number}: {exc}") from exc
-    return subject
 
 
 class _OpenCall:
@@ -222,7 +151,7 @@ class Authorization:
         """
         if subject != name and not self._policy.may_record(client, subject):
             text = f"The client is not authorized to create streams on subject {subject}"
-            needed = f"p, {client}, {subject}, {_RECORD}"
+            needed = f"p, {client}, {subject}, {RECORD_SUBJECT}"
             raise RpcError(StatusCode.PERMISSION_DENIED, f"{text}: add '{needed}' to the policy")
 
     def check_any(self, client: str, method: str) -> None:

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from liftenvelope.gateway._running import Running
     from liftenvelope.gateway.limits import Limits
 
-__all__ = ["FAMILIES", "Metric", "MetricFamily", "MetricSample", "MetricSource", "read_metrics"]
+__all__ = ["FAMILIES", "PREFIX", "Metric", "MetricFamily", "MetricSample", "MetricSource", "read_metrics"]
 
-_PREFIX: Final = "liftenvelope_gateway_"
+#: Beginning of all names.
+PREFIX: Final = "liftenvelope_gateway_"
 #: Limits whose use is a metric.
 _LIMITS: Final = ("max_connections", "max_calls", "max_unread_bytes", "max_metric_labels")
 
@@ -105,7 +106,7 @@ class MetricFamily:
             samples = self.any(source)
         elif self.run is not None and source.running is not None:
             samples = self.run(source.running)
-        return Metric(_PREFIX + self.name, self.kind, self.help, self.labels, list(samples))
+        return Metric(PREFIX + self.name, self.kind, self.help, self.labels, list(samples))
 
 
 def read_metrics(source: MetricSource) -> list[Metric]:

@@ -8,6 +8,7 @@ import math
 import os
 import secrets
 import ssl
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -229,14 +230,19 @@ class Gateway:
         source = MetricSource(self.id, self.limits, self.readiness(), connections, self._running)
         return read_metrics(source)
 
-    async def refresh_metrics(self) -> None:
+    async def refresh_metrics(self, *, timeout: float | None = None) -> None:
         """Ask JetStream for the metrics that only JetStream knows: the lags of acks, once in 5 seconds.
 
         Before the first call, and while JetStream does not answer, :meth:`metrics` returns them without
-        samples. The call waits for JetStream as long as other requests of the gateway: limit it if needed.
+        samples.
+
+        Args:
+            timeout: Seconds to wait for JetStream. Default: as long as other requests of the gateway do.
         """
         if self._running is not None:
-            await self._running.lag.measure()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._running.lag.measure()
 
     def read_server_log(self, line: str) -> None:
         """Process a line of the NATS server's log, for servers whose log is not a file.

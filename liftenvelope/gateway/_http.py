@@ -1,4 +1,4 @@
-"""HTTP server of a standalone gateway: ``/healthz``, ``/readyz`` and ``/metrics``.
+"""HTTP server of a standalone gateway, or of several workers: ``/healthz``, ``/readyz`` and ``/metrics``.
 
 aiohttp limits neither the number of connections nor the time that a client takes to send its request.
 Therefore each connection goes through :class:`_Connection`: it carries one request, of a limited size, and
@@ -13,8 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -27,8 +26,9 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Exposed
 
     from liftenvelope.gateway._gateway import Gateway
+    from liftenvelope.gateway.limits import Limits
 
-__all__ = ["HttpServer"]
+__all__ = ["GatewayMonitor", "HttpServer", "Monitored"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway.http")
 #: Seconds to wait for the metrics that only JetStream knows.
@@ -41,16 +41,60 @@ _ENDING: Final = 1.0
 _HANDSHAKE: Final = 10.0
 
 
-class HttpServer:
-    """Serves the health and the metrics of a gateway, started or not.
+class Monitored(Protocol):
+    """What the HTTP server tells about: a gateway, or several workers."""
+
+    @property
+    def limits(self) -> Limits:
+        """Limits on clients, which apply to the HTTP server."""
+
+    def look(self) -> tuple[bool, str]:
+        """Return whether clients can be served, and the text that tells why not, with an end of line."""
+
+    async def families(self) -> list[Exposed]:
+        """Return the metrics with their present values, those of the process included."""
+
+
+class GatewayMonitor:
+    """The health and the metrics of a gateway, started or not.
 
     Args:
-        gateway: The gateway; its limits apply.
+        gateway: The gateway.
     """
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._scrape = _Scrape(gateway)
+        self._collector = GatewayCollector(gateway)
+        self._process = ProcessCollector(registry=None)
+
+    @property
+    def limits(self) -> Limits:
+        """Limits on clients."""
+        return self._gateway.limits
+
+    def look(self) -> tuple[bool, str]:
+        """Return whether the gateway is ready, and a line for each unmet condition."""
+        readiness = self._gateway.readiness()
+        if readiness.is_ready:
+            return True, "ready\n"
+        return False, "".join(f"{name}: {reason}\n" for name, reason in readiness.reasons.items())
+
+    async def families(self) -> list[Exposed]:
+        """Return the metrics of the gateway and of its process, all of one moment."""
+        await self._gateway.refresh_metrics(timeout=_REFRESH)
+        return [*self._collector.collect(), *self._process.collect()]
+
+
+class HttpServer:
+    """Serves the health and the metrics of a gateway, or of several workers.
+
+    Args:
+        source: Tells the health and the metrics; its limits apply.
+    """
+
+    def __init__(self, source: Monitored) -> None:
+        self._source = source
+        self._scrape = _Scrape(source)
         self._connections: dict[_Connection, None] = {}
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
@@ -94,7 +138,7 @@ class HttpServer:
 
     def _connection(self) -> _Connection:
         assert self._runner.server is not None
-        limits = self._gateway.limits
+        limits = self._source.limits
         while len(self._connections) >= limits.max_http_connections:
             next(iter(self._connections)).abort()
         return _Connection(
@@ -108,11 +152,8 @@ class HttpServer:
         return web.Response(text="ok\n")
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        readiness = self._gateway.readiness()
-        if readiness.is_ready:
-            return web.Response(text="ready\n")
-        lines = [f"{name}: {reason}\n" for name, reason in readiness.reasons.items()]
-        return web.Response(status=503, text="".join(lines))
+        is_ready, text = self._source.look()
+        return web.Response(status=200 if is_ready else 503, text=text)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         body = await self._scrape.result()
@@ -207,12 +248,10 @@ class _Connection(asyncio.Protocol):
 
 
 class _Scrape:
-    """Renders the metrics of a gateway, once for all requests at about the same time."""
+    """Renders metrics, once for all requests at about the same time."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._collector = GatewayCollector(gateway)
-        self._process = ProcessCollector(registry=None)
+    def __init__(self, source: Monitored) -> None:
+        self._source = source
         self._rendering: asyncio.Task[bytes] | None = None
         self._expires = 0.0
 
@@ -230,11 +269,8 @@ class _Scrape:
             await asyncio.wait([self._rendering])
 
     async def _render(self) -> bytes:
-        with suppress(TimeoutError):  # the metrics that only JetStream knows are then missing, or older
-            async with asyncio.timeout(_REFRESH):
-                await self._gateway.refresh_metrics()
         # One moment for all values. Rendering takes several times as long as reading.
-        families = [*self._collector.collect(), *self._process.collect()]
+        families = await self._source.families()
         self._expires = asyncio.get_running_loop().time() + _FRESH
         pieces = []
         for family in families:

@@ -1,4 +1,4 @@
-"""Address of the HTTP server of a standalone gateway. The server itself is loaded only if there is one."""
+"""Address of the HTTP server of ``liftenvelope serve``. The server itself is loaded only if there is one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from liftenvelope.rpc.address import Address, parse_address
 
 if TYPE_CHECKING:
     from liftenvelope.gateway._gateway import Gateway
+    from liftenvelope.gateway._http import Monitored
 
-__all__ = ["check_http", "http_address", "serving_http"]
+__all__ = ["check_http", "http_address", "monitor_of", "serving_http"]
 
 
 def http_address(http: str) -> Address:
@@ -42,14 +43,21 @@ def check_http(http: str | None) -> None:
             require(module, "http")
 
 
+def monitor_of(gateway: Gateway) -> Monitored:
+    """Return the health and the metrics of a gateway, for :func:`serving_http`."""
+    from liftenvelope.gateway._http import GatewayMonitor
+
+    return GatewayMonitor(gateway)
+
+
 @asynccontextmanager
 async def serving_http(
-    gateway: Gateway, http: str | None, on_http: Callable[[str], None]
+    monitor: Callable[[], Monitored], http: str | None, on_http: Callable[[str], None]
 ) -> AsyncIterator[None]:
-    """Serve the health and the metrics of a gateway by HTTP while the block runs.
+    """Serve health and metrics by HTTP while the block runs.
 
     Args:
-        gateway: The gateway, started or not.
+        monitor: Returns what tells the health and the metrics. Called only if there is an HTTP server.
         http: Address to listen on; None for no HTTP.
         on_http: Called with the address when the server listens.
 
@@ -61,7 +69,7 @@ async def serving_http(
         return
     from liftenvelope.gateway._http import HttpServer
 
-    server = HttpServer(gateway)
+    server = HttpServer(monitor())
     try:
         on_http(await server.start(*http_address(http)))
         yield

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
-__all__ = ["notify", "notify_reloading"]
+__all__ = ["VARIABLES", "feeding_watchdog", "notify", "notify_reloading"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
 _VARIABLE: Final = "NOTIFY_SOCKET"
+_WATCHDOG: Final = "WATCHDOG_USEC"
+_WATCHED: Final = "WATCHDOG_PID"
+#: Environment variables that are for the main process of the service alone.
+VARIABLES: Final = (_VARIABLE, _WATCHDOG, _WATCHED)
 
 
 def notify(*states: str) -> None:
@@ -35,3 +42,37 @@ def notify(*states: str) -> None:
 def notify_reloading() -> None:
     """Tell systemd that the service reloads its files. ``READY=1`` ends that state."""
     notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+
+@asynccontextmanager
+async def feeding_watchdog() -> AsyncIterator[None]:
+    """Tell systemd's watchdog that the event loop turns, while the block runs.
+
+    Without ``WatchdogSec`` in the unit, do nothing. A message is sent each half of that time.
+    """
+    pause = _watchdog_seconds() / 2
+    if not pause:
+        yield
+        return
+    feeding = asyncio.create_task(_feed(pause), name="systemd's watchdog")
+    try:
+        yield
+    finally:
+        feeding.cancel()
+        await asyncio.wait([feeding])
+
+
+async def _feed(pause: float) -> None:
+    while True:
+        notify("WATCHDOG=1")
+        await asyncio.sleep(pause)
+
+
+def _watchdog_seconds() -> float:
+    """Return the seconds after which systemd ends a silent service; 0 for never."""
+    try:
+        if int(os.environ.get(_WATCHED) or os.getpid()) != os.getpid():
+            return 0.0
+        return int(os.environ.get(_WATCHDOG) or 0) / 1e6
+    except ValueError:
+        return 0.0

@@ -69,7 +69,9 @@ async def ensure_stream(
                 return await registry.find(name)
             except RpcError as missing:
                 try:
-                    return await streams.make(reserved_record(name, maker, replicas))
+                    # If the records were lost, the stream is taken over with its messages. No client can
+                    # create a stream of that name.
+                    return await streams.make(await streams.adopted(reserved_record(name, maker, replicas)))
                 except RpcError as exc:
                     if exc.code not in _TAKEN:
                         raise exc from missing

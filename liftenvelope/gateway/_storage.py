@@ -21,11 +21,13 @@ from liftenvelope.errors import (
     LiftEnvelopeError,
     MessageNotFoundError,
     NoJetStreamError,
+    StreamNameInUseError,
     StreamNotFoundError,
     SubjectsOverlapError,
 )
 from liftenvelope.gateway._names import encode_name
 from liftenvelope.gateway._recordings import Recording, covers, is_recorded, nothing, recorded_subject
+from liftenvelope.gateway._records import StreamPhase
 from liftenvelope.gateway._replicas import Replicas
 from liftenvelope.jetstream.infos import StreamInfo
 from liftenvelope.jetstream.stream_config import StreamConfig, StreamSource, SubjectTransform
@@ -267,18 +269,39 @@ class Storage:
         config = self._config(record, partition)
         try:
             await self._js.create_stream(config)
+        except StreamNameInUseError:
+            # An adopted stream may have other replicas, or was edited by an administrator.
+            if await self.id_of(config.name) != record.id:
+                raise
         except SubjectsOverlapError:
             source = await self._source(config)
             await self._js.create_stream(replace(config, subjects=(), sources=(source,)))
             return source.name
         return None
 
-    async def delete(self, record: StreamRecord, partition: int) -> None:
-        """Remove a partition and its messages, if it exists."""
+    async def id_of(self, stream: str) -> str | None:
+        """Return the id of the record that a JetStream stream was created for; empty if it names none.
+
+        None stands for no such stream.
+        """
         try:
-            await self._js.delete_stream(record.stream_of(partition))
+            found = await self._js.stream(stream)
         except StreamNotFoundError:
+            return None
+        return (found.cached_info.config.metadata or {}).get(_STREAM_SETTING, "")
+
+    async def delete(self, record: StreamRecord, partition: int) -> None:
+        """Remove a partition and its messages, if it exists and is this record's.
+
+        After a creation that failed because the name is taken, the JetStream stream of that name is somebody
+        else's, or one whose record was lost.
+        """
+        stream = record.stream_of(partition)
+        found = await self.id_of(stream)
+        if found is None or (found != record.id and (found or record.state is StreamPhase.CREATING)):
             return
+        with suppress(StreamNotFoundError):
+            await self._js.delete_stream(stream)
 
     async def attach(self, record: StreamRecord, partition: int) -> str | None:
         """Make a partition record its subject, or copy from the stream that records it.

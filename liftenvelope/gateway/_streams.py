@@ -175,6 +175,11 @@ class StreamService:
         made = record.with_partitions(partitions).with_events(events)
         return await self._core.registry.change(record.name, partial(_ready, made=made))
 
+    async def adopted(self, record: StreamRecord) -> StreamRecord:
+        """Return a record with the id that its JetStream stream has: a stream whose record was lost."""
+        found = await self._core.storage.id_of(record.stream_of(0))
+        return replace(record, id=found) if found else record
+
     async def _partitions_of(self, record: StreamRecord) -> dict[int, PartitionRecord]:
         """Create the partitions; if JetStream refuses one, remove the stream."""
         try:

@@ -25,7 +25,7 @@ require("prometheus_client", "http")
 
 from prometheus_client import metrics_core as core  # noqa: E402 - after require(), which names the extra
 
-__all__ = ["GatewayCollector"]
+__all__ = ["GatewayCollector", "exposed"]
 
 
 class GatewayCollector:
@@ -40,14 +40,15 @@ class GatewayCollector:
 
     def collect(self) -> Iterator[core.Metric]:
         """Yield all metrics with their present values."""
-        return map(_family, self._gateway.metrics())
+        return map(exposed, self._gateway.metrics())
 
 
 def _text(bound: float) -> str:
     return str(bound) if math.isfinite(bound) else "+Inf"
 
 
-def _family(metric: Metric) -> core.Metric:
+def exposed(metric: Metric) -> core.Metric:
+    """Return a metric as prometheus_client has it."""
     if metric.kind == "histogram":
         histogram = core.HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
         for labels, total, buckets in metric.samples:

@@ -11,11 +11,11 @@ import os
 import signal
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from nats.aio.client import Client
 
@@ -23,16 +23,26 @@ from liftenvelope._checks import about, is_encodable
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway._gateway import Gateway
-from liftenvelope.gateway._http_endpoint import check_http, serving_http
+from liftenvelope.gateway._http_endpoint import check_http, monitor_of, serving_http
 from liftenvelope.gateway._nats_access import check_login, check_readable, client_tls, server_tls
 from liftenvelope.gateway._nats_connection import connection_to
-from liftenvelope.gateway._notify import notify, notify_reloading
+from liftenvelope.gateway._notify import feeding_watchdog, notify, notify_reloading
 from liftenvelope.gateway.embedded import EmbeddedNats
+from liftenvelope.gateway.limits import Limits
 from liftenvelope.nats.subjects import check_inbox_prefix
 from liftenvelope.nats.tls_only import new_client
 from liftenvelope.rpc.tls import check_server_name
 
-__all__ = ["Serving", "data_folder", "reload", "running_gateway", "serve"]
+__all__ = [
+    "Serving",
+    "data_folder",
+    "embedded_nats",
+    "has_ended",
+    "reload",
+    "running_gateway",
+    "serve",
+    "stopped_by_signals",
+]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -146,6 +156,18 @@ class Serving:
         # Lets the gateway check its arguments before anything is started or connected.
         self.new_gateway(Client(), None)
 
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Return the settings that a JSON object holds, where the limits are an object as well.
+
+        Raises:
+            UsageError: A setting is invalid.
+        """
+        gateway = dict(values.get("gateway", {}))
+        if (limits := gateway.get("limits")) is not None:
+            gateway["limits"] = Limits(**limits)
+        return cls(**{**values, "gateway": gateway})
+
     def new_gateway(self, nc: Client, read_nc: Client | None) -> Gateway:
         """Return a gateway that is not started yet.
 
@@ -191,7 +213,9 @@ class Serving:
 
 @asynccontextmanager
 async def running_gateway(
-    serving: Serving, on_http: Callable[[str], None] = lambda _: None
+    serving: Serving,
+    on_http: Callable[[str], None] = lambda _: None,
+    on_gateway: Callable[[Gateway], None] = lambda _: None,
 ) -> AsyncIterator[tuple[Gateway, EmbeddedNats | None]]:
     """Run a gateway, and an embedded nats-server and an HTTP server if configured, while the block runs.
 
@@ -200,6 +224,7 @@ async def running_gateway(
     Args:
         serving: Settings of the gateway.
         on_http: Called with the address of the HTTP server when it listens.
+        on_gateway: Called with the gateway before anything is started.
 
     Yields:
         The gateway, and the embedded nats-server or None.
@@ -212,7 +237,11 @@ async def running_gateway(
     urls = [] if serving.nats_url is None else serving.nats_url.split(",")
     nc, read_nc = (new_client(urls, tls=nats_tls is not None) for _ in range(2))
     gateway = serving.new_gateway(nc, read_nc)
-    async with serving_http(gateway, serving.http, on_http), _own_nats(serving) as own:
+    on_gateway(gateway)
+    async with (
+        serving_http(lambda: monitor_of(gateway), serving.http, on_http),
+        embedded_nats(serving) as own,
+    ):
         url = serving.nats_url if own is None else own.url
         secure = {"tls": nats_tls, "tls_hostname": serving.nats_tls_server_name}
         options = {
@@ -232,7 +261,19 @@ async def running_gateway(
 
 
 @asynccontextmanager
-async def _own_nats(serving: Serving) -> AsyncIterator[EmbeddedNats | None]:
+async def embedded_nats(serving: Serving) -> AsyncIterator[EmbeddedNats | None]:
+    """Run the nats-server of the settings while the block runs.
+
+    Args:
+        serving: Settings of the gateway.
+
+    Yields:
+        The server; None if the settings name running servers.
+
+    Raises:
+        TransportError: The server can't be started.
+        UsageError: There is no nats-server to start, or its folder can't be used.
+    """
     if serving.data_dir is None:
         yield None
         return
@@ -254,6 +295,7 @@ async def serve(
     serving: Serving,
     on_ready: Callable[[Gateway, str], None],
     on_http: Callable[[str], None] = lambda _: None,
+    on_gateway: Callable[[Gateway], None] = lambda _: None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then drain. A second signal has its default effect on the program.
 
@@ -265,11 +307,40 @@ async def serve(
         on_ready: Called when clients can be served, with the gateway and the URL of its NATS server without
             user and password.
         on_http: Called before that with the address of the HTTP server, when it listens.
+        on_gateway: Called first, with the gateway that is not started yet.
 
     Raises:
         TransportError: NATS can't be reached or started, the embedded nats-server has ended, or the gateway
             can't listen.
         UsageError: A setting is invalid.
+    """
+    loop = asyncio.get_running_loop()
+    logging.getLogger("asyncio").addFilter(_is_worth_a_line)
+    map_large_blocks()
+    with stopped_by_signals() as stop:
+        try:
+            async with feeding_watchdog(), running_gateway(serving, on_http, on_gateway) as (gateway, own):
+                # A full collection would look at 40,000 objects of modules, and serve nobody for 20 ms.
+                gc.collect()
+                gc.freeze()
+                on_ready(gateway, without_secrets(serving.nats_url or (own.url if own is not None else "")))
+                loop.add_signal_handler(signal.SIGHUP, _reload_and_notify, serving, gateway)
+                notify("READY=1", f"STATUS=serving on {gateway.address}")
+                await _wait(stop, own)
+                loop.add_signal_handler(signal.SIGHUP, lambda: None)  # it must not end the drain
+                notify("STOPPING=1", f"STATUS=draining, for at most {serving.drain} s")
+        finally:
+            gc.unfreeze()
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[asyncio.Event]:
+    """Handle SIGINT and SIGTERM while the block runs; a second one has its default effect on the program.
+
+    A handler of SIGHUP that the block adds is removed after it.
+
+    Yields:
+        An event that the first signal sets.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -281,21 +352,9 @@ async def serve(
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, end)
-    logging.getLogger("asyncio").addFilter(_is_worth_a_line)
-    map_large_blocks()
     try:
-        async with running_gateway(serving, on_http) as (gateway, own):
-            # A full garbage collection would look at 40,000 objects of modules, and serve nobody for 20 ms.
-            gc.collect()
-            gc.freeze()
-            on_ready(gateway, without_secrets(serving.nats_url or (own.url if own is not None else "")))
-            loop.add_signal_handler(signal.SIGHUP, _reload_and_notify, serving, gateway)
-            notify("READY=1", f"STATUS=serving on {gateway.address}")
-            await _wait(stop, own)
-            loop.add_signal_handler(signal.SIGHUP, lambda: None)  # it must not end the drain
-            notify("STOPPING=1", f"STATUS=draining, for at most {serving.drain} s")
+        yield stop
     finally:
-        gc.unfreeze()
         for number in (*_SIGNALS, signal.SIGHUP):
             loop.remove_signal_handler(number)
 
@@ -355,9 +414,12 @@ async def _wait(stop: asyncio.Event, own: EmbeddedNats | None) -> None:
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
-            raise TransportError(
-                f"nats-server has ended with status {waiting[1].result()}: see its log above"
-            )
+            raise has_ended(waiting[1].result())
     finally:
         for future in waiting:
             future.cancel()
+
+
+def has_ended(status: int) -> TransportError:
+    """Return the error for an embedded nats-server that has ended by itself, with its exit status."""
+    return TransportError(f"nats-server has ended with status {status}: see its log above")

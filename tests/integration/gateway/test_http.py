@@ -18,7 +18,7 @@ import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import TransportError
 from liftenvelope.gateway import Gateway, Limits
-from liftenvelope.gateway._http import HttpServer
+from liftenvelope.gateway._http import GatewayMonitor, HttpServer
 from liftenvelope.gateway.serving import Serving, running_gateway
 from liftenvelope.jetstream import JetStream
 from liftenvelope.jetstream.bucket import Bucket
@@ -238,7 +238,7 @@ async def http(jetstream_server: NatsServer) -> AsyncIterator[str]:
     """Address of an HTTP server with small limits, for a gateway that is not started."""
     limits = Limits(max_http_connections=3, max_http_request_bytes=1_024, http_timeout=2.0)
     nc = await connect(jetstream_server.url)
-    server = HttpServer(Gateway(nc, limits=limits))
+    server = HttpServer(GatewayMonitor(Gateway(nc, limits=limits)))
     yield await server.start("127.0.0.1", 0)
     await server.close()
 
@@ -292,7 +292,7 @@ async def test_client_that_trickles_its_request_is_closed(http: str) -> None:
 
 async def test_client_that_takes_no_answer_is_closed(jetstream_server: NatsServer) -> None:
     nc = await connect(jetstream_server.url)
-    server = HttpServer(Gateway(nc, limits=Limits(http_timeout=2.0)))
+    server = HttpServer(GatewayMonitor(Gateway(nc, limits=Limits(http_timeout=2.0))))
     address = await server.start("127.0.0.1", 0)
     host, _, port = address.rpartition(":")
     with socket.socket() as client:

@@ -23,7 +23,7 @@ from liftenvelope.envelope import new_message, unmarshal_ack, unmarshal_message
 from liftenvelope.errors import TransportError
 from liftenvelope.gateway import Gateway, Limits
 from liftenvelope.gateway._failures import TOO_LARGE
-from liftenvelope.gateway._http import HttpServer
+from liftenvelope.gateway._http import GatewayMonitor, HttpServer
 from liftenvelope.jetstream import JetStream
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -906,7 +906,7 @@ def values(gateway: Gateway, name: str) -> list[float]:
 async def http_of(place: Place, **limits: Any) -> AsyncIterator[str]:
     """Address of the HTTP server of a gateway with these limits."""
     nc = await connect(place.nats.url)
-    server = HttpServer(Gateway(nc, limits=Limits(**limits)))
+    server = HttpServer(GatewayMonitor(Gateway(nc, limits=Limits(**limits))))
     try:
         yield await server.start("127.0.0.1", 0)
     finally:

@@ -12,7 +12,7 @@ import pytest
 import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.gateway import Gateway, Limits
-from liftenvelope.gateway._http import HttpServer
+from liftenvelope.gateway._http import GatewayMonitor, HttpServer
 from liftenvelope.jetstream import JetStream
 from liftenvelope.nats import AckInbox
 from liftenvelope.rpc.aio import Call, Channel
@@ -44,7 +44,7 @@ async def gateway_on(url: str, **options: Any) -> AsyncIterator[tuple[Gateway, s
     nc = await connect(url)
     # The lease and the members of groups outlive a pause of the machine.
     async with Gateway(nc, **{"broker_ttl": 60.0, "consumer_timeout": 600.0, **options}) as gateway:
-        server = HttpServer(gateway)
+        server = HttpServer(GatewayMonitor(gateway))
         try:
             yield gateway, await server.start("127.0.0.1", 0)
         finally:

@@ -18,6 +18,7 @@ from liftenvelope.errors import UsageError
 from liftenvelope.gateway import Gateway, Limits
 from liftenvelope.gateway._families import FAMILIES
 from liftenvelope.gateway._http_endpoint import http_address
+from liftenvelope.gateway._worker_families import WORKER_FAMILIES
 from liftenvelope.gateway.metrics import GatewayCollector
 from liftenvelope.gateway.serving import Serving
 
@@ -39,7 +40,7 @@ OF_PROMETHEUS = {"up"}
 
 def series_names() -> set[str]:
     """Names of all series that a scrape may have."""
-    names = {name for name, _ in PROCESS_ROWS}
+    names = {name for name, _ in PROCESS_ROWS} | {PREFIX + family.name for family in WORKER_FAMILIES}
     for family in FAMILIES:
         suffixes = ("_bucket", "_sum", "_count") if family.kind == "histogram" else ("",)
         names |= {PREFIX + family.name + suffix for suffix in suffixes}
@@ -69,6 +70,11 @@ def test_page_has_a_row_for_each_metric_of_the_process() -> None:
         for metric in ProcessCollector(registry=None).collect()
     }
     assert dict(PROCESS_ROWS) == metrics
+
+
+def test_page_has_a_row_for_each_metric_of_workers() -> None:
+    rows = re.findall(rf"^\| `{PREFIX}(worker_\w+)` \| (gauge|counter) \| [^|]+ \|$", PAGE, re.MULTILINE)
+    assert rows == [(family.name, family.kind) for family in WORKER_FAMILIES]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
