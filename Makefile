@@ -161,8 +161,8 @@ bench-spark: servers  ## Spark's figures, into benchmarks/RESULTS-SPARK.md; with
 	$(RUN) -m pip install --quiet --editable '.[$(EXTRAS),spark]'
 	$(RUN) -m benchmarks.spark
 
-fuzz: setup  ## the compiled code under sanitizers, 100,000 inputs per target, and tests of the campaign: five minutes
-	$(RUN) tests/fuzz/campaign.py --inputs 100000
+fuzz: setup  ## the compiled code under sanitizers, 50,000 inputs per target, and tests of the campaign: three minutes
+	$(RUN) tests/fuzz/campaign.py --inputs 50000
 	$(RUN) -m pytest -q -n 2 tests/fuzz
 
 soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs per target; faults; hostile peers; new examples
