@@ -11,6 +11,7 @@ from liftenvelope.cli.consumer import consumer
 from liftenvelope.cli.cursor import cursor
 from liftenvelope.cli.decode import decode
 from liftenvelope.cli.demo import demo
+from liftenvelope.cli.doctor import doctor
 from liftenvelope.cli.group import group
 from liftenvelope.cli.publish import publish
 from liftenvelope.cli.read import read
@@ -50,6 +51,7 @@ root.add_command(cursor)
 root.add_command(group)
 root.add_command(bench)
 root.add_command(demo)
+root.add_command(doctor)
 root.add_command(serve)
 root.add_command(read)
 root.add_command(write)
