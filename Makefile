@@ -29,8 +29,8 @@ WITHOUT_SERVERS := tests/unit tests/twin tests/test_layers.py
 NO_SOURCES := --ignore=tests/unit/project/test_tests.py --ignore=tests/unit/project/test_log_table.py \
 	--ignore=tests/unit/project/test_architecture_page.py
 OF_BEHAVIOUR := tests/unit tests/twin $(NO_SOURCES)
-# Tests that make test leaves to make fuzz and make test-spark.
-ELSEWHERE := tests/fuzz tests/spark
+# Tests that make test leaves to make fuzz, make test-spark and make test-browser.
+ELSEWHERE := tests/fuzz tests/spark tests/browser
 # Processes for the tests. Many of them mostly wait: six keep two processors busy.
 WORKERS ?= 6
 # Versions that the package claims to support.
@@ -47,7 +47,7 @@ SOME_OF_SPARK := tests/spark/test_functions.py tests/spark/test_session.py tests
 # What acks the envelopes of the demo: gateway, or liftbridge, which is built first.
 BROKER ?= gateway
 
-.PHONY: help setup versions servers demo test without-servers interpreters test-minimum test-minimum-some minimum test-spark test-spark-some pyspark check lint types unit pure strict bench bench-spark fuzz soak clean
+.PHONY: help setup versions servers demo test without-servers interpreters test-minimum test-minimum-some minimum test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -117,6 +117,19 @@ test-spark-some: pyspark  ## those of the columns, sources and sinks: two minute
 pyspark: servers
 	$(RUN) -m pip install --quiet 'pyspark[connect]==$(SPARK).*' 'pandas>=2.2,<3'
 	@$(RUN) -m pip list --format freeze | grep pyspark; java -version 2>&1 | head -1
+
+test-browser: chromium  ## the tests of the monitor's page, in Chromium
+	$(RUN) -m pytest -q tests/browser
+
+chromium: setup
+	@if ! { [ -x /usr/bin/chromium ] && [ -x /usr/bin/chromedriver ]; }; then \
+		if [ "$$(id -u)" = 0 ]; then \
+			apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; \
+		else \
+			echo 'Chromium is missing: run apt-get install chromium chromium-driver as root'; exit 1; \
+		fi; \
+	fi
+	@/usr/bin/chromium --version
 
 check: lint types unit  ## everything that needs no server
 

@@ -50,6 +50,8 @@ CAPTIONS = {
     "bulk": "streams as Arrow, blocking",
     "spark": "PySpark sources and sinks",
     "testing": "servers and fixtures for tests",
+    "otel": "OpenTelemetry",
+    "monitor": "live page",
     "cli": "the command",
 }
 STYLE = """

@@ -13,6 +13,7 @@ from liftenvelope.cli.decode import decode
 from liftenvelope.cli.demo import demo
 from liftenvelope.cli.doctor import doctor
 from liftenvelope.cli.group import group
+from liftenvelope.cli.monitor import monitor
 from liftenvelope.cli.publish import publish
 from liftenvelope.cli.read import read
 from liftenvelope.cli.serve import serve
@@ -53,5 +54,6 @@ root.add_command(bench)
 root.add_command(demo)
 root.add_command(doctor)
 root.add_command(serve)
+root.add_command(monitor)
 root.add_command(read)
 root.add_command(write)

@@ -12,9 +12,10 @@ import click
 
 from liftenvelope.cli._last_messages import sequence_of_last
 from liftenvelope.cli._places import StartType
-from liftenvelope.cli._received import Received, from_jetstream, from_liftbridge, print_raw
+from liftenvelope.cli._received import from_jetstream, print_json, print_message, print_raw
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
 from liftenvelope.errors import NotLeaderError, PartitionPausedError, ServerError, UsageError
+from liftenvelope.monitor.messages import Received, from_liftbridge
 
 if TYPE_CHECKING:
     from liftenvelope.client import Client, Subscription
@@ -70,7 +71,7 @@ async def subscribe(
     """
     if raw and as_json:
         raise UsageError("--raw and --json exclude each other; leave one of them out")
-    show = print_raw if raw else Received.print_json if as_json else Received.print
+    show = print_raw if raw else print_json if as_json else print_message
     count = 0
     async with aclosing(read_stream(servers, stream, **options)) as messages:
         async for message in messages:

@@ -1,10 +1,11 @@
 """Live state of a JetStream account or a Liftbridge cluster, for ``liftenvelope monitor`` and ``top``.
 
 A sampler asks the servers and returns a :class:`Snapshot`: streams, consumers, groups, and what could not be
-read. :class:`JetStreamSampler` needs a :class:`~liftenvelope.jetstream.JetStream`, and
-:class:`LiftbridgeSampler` an open :class:`~liftenvelope.client.Client`. :class:`Collector` takes samples at
-an interval, reconnects, and keeps a :class:`History`: rates, and bounded series to plot. :func:`alerts`
-returns what needs attention. ``History`` and ``alerts`` are sans-io.
+read. :class:`liftenvelope.monitor.jetstream.JetStreamSampler` needs a
+:class:`~liftenvelope.jetstream.JetStream`, and :class:`liftenvelope.monitor.liftbridge.LiftbridgeSampler` an
+open :class:`~liftenvelope.client.Client`. :class:`Collector` takes samples at an interval, reconnects, and
+keeps a :class:`History`: rates, and bounded series to plot. :func:`alerts` returns what needs attention.
+``History`` and ``alerts`` are sans-io.
 
 Example::
 
@@ -28,8 +29,6 @@ Example::
 from liftenvelope.monitor._alerts import MonitorAlert, alerts
 from liftenvelope.monitor._collector import Collector, Sampler
 from liftenvelope.monitor._history import History, Series, SeriesKey
-from liftenvelope.monitor._jetstream import JetStreamSampler
-from liftenvelope.monitor._liftbridge import LiftbridgeSampler
 from liftenvelope.monitor._limits import MAX_SUBJECTS, MonitorLimits
 from liftenvelope.monitor._snapshots import (
     ConsumerSample,
@@ -50,8 +49,6 @@ __all__ = [
     "GroupPartition",
     "GroupSample",
     "History",
-    "JetStreamSampler",
-    "LiftbridgeSampler",
     "MonitorAlert",
     "MonitorLimits",
     "PartitionSample",

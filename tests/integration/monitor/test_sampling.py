@@ -12,13 +12,9 @@ import liftenvelope
 from liftenvelope.errors import TransportError
 from liftenvelope.group import Coordinator, GroupConsumer, JetStreamTopic
 from liftenvelope.jetstream import AckPolicy, ConsumerConfig, JetStream, PriorityPolicy, StreamConfig
-from liftenvelope.monitor import (
-    History,
-    JetStreamSampler,
-    LiftbridgeSampler,
-    MonitorLimits,
-    Snapshot,
-)
+from liftenvelope.monitor import History, MonitorLimits, Snapshot
+from liftenvelope.monitor.jetstream import JetStreamSampler
+from liftenvelope.monitor.liftbridge import LiftbridgeSampler
 from liftenvelope.testing import NatsServer, run_gateway, run_liftbridge, run_nats_server
 
 

@@ -1,0 +1,168 @@
+"""Decides who may see the monitor, and what a browser may do with it.
+
+**Names.** A page of another site can point its own name at this machine (DNS rebinding) and then read the
+monitor as its own. It can't use an IP address or ``localhost`` for that. So a request must name one of these,
+or a host that the operator has allowed.
+
+**Login.** On loopback, none is needed unless a token is set. Elsewhere a token is required, as
+``Authorization: Bearer`` or once in the login form, which sets a cookie for this process alone. Behind a
+reverse proxy that logs users in, a header of the proxy can take its place.
+
+**Content.** The policy allows scripts and styles of this server alone, none inline. So text of a publisher
+that reached the page as HTML would still do nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Final
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from liftenvelope.errors import UsageError
+
+__all__ = ["Guard", "MonitorAccess"]
+
+_COOKIE: Final = "liftenvelope_monitor"
+_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+    "Server": "liftenvelope",
+}
+_SHORTEST: Final = 16
+#: Seconds that a wrong token costs, and logins that may be under way.
+_PENALTY: Final = 0.5
+_LOGINS: Final = 4
+#: Requests that need no login: the form and its style.
+_OPEN: Final = frozenset({"/login", "/static/style.css", "/static/icon.svg"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorAccess:
+    """Who may see the monitor.
+
+    Attributes:
+        token: Token that is required; empty for none.
+        user_header: Header by which a reverse proxy names the user; empty for none.
+        hosts: Host names, besides IP addresses and ``localhost``, by which the monitor may be called.
+    """
+
+    token: str = field(default="", repr=False)
+    user_header: str = ""
+    hosts: tuple[str, ...] = ()
+
+    def check(self, host: str) -> None:
+        """Check that an address may be listened on.
+
+        Raises:
+            UsageError: The token is short, or the address is not loopback and nothing protects it.
+        """
+        if self.token and len(self.token) < _SHORTEST:
+            raise UsageError(f"token must have at least {_SHORTEST} characters, got {len(self.token)}")
+        if not (self.token or self.user_header or _is_loopback(host)):
+            text = "http must be a loopback address such as 127.0.0.1:8040 without a token"
+            raise UsageError(f"{text}, got {host}: set --token or LIFTENVELOPE_MONITOR_TOKEN")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Guard:
+    """Middleware of the monitor.
+
+    Args:
+        access: Who may see it.
+    """
+
+    def __init__(self, access: MonitorAccess) -> None:
+        self._access = access
+        self._hosts = frozenset(host.lower() for host in access.hosts)
+        self._session = secrets.token_urlsafe(32)
+        self._logins = asyncio.Semaphore(_LOGINS)
+
+    @property
+    def middleware(self) -> Middleware:
+        """The function for :class:`aiohttp.web.Application`."""
+
+        @web.middleware
+        async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+            refusal = self._refusal(request)
+            return await handler(request) if refusal is None else refusal
+
+        return guarded
+
+    @staticmethod
+    async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
+        """Add the headers of every answer."""
+        response.headers.update(_HEADERS)
+
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        if not self._is_ours(request.host):
+            return web.Response(status=421, text="this name is not allowed: start with --allow-host\n")
+        if request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site") and request.path != "/":
+            return web.Response(status=403, text="requests of other sites are refused\n")
+        if request.path in _OPEN or self._is_known(request):
+            return None
+        if request.path == "/" and self._access.token:
+            return _see("login")
+        return web.Response(status=401, text="a token is required\n", headers={"WWW-Authenticate": "Bearer"})
+
+    def _is_ours(self, host: str) -> bool:
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+        name = name.strip("[]").lower()
+        try:
+            ip_address(name)
+        except ValueError:
+            return name == "localhost" or name in self._hosts
+        return True
+
+    def _is_known(self, request: web.Request) -> bool:
+        access = self._access
+        if not (access.token or access.user_header):
+            return True
+        if access.user_header and request.headers.get(access.user_header):
+            return True
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if access.token and scheme.lower() == "bearer" and _same(token.strip(), access.token):
+            return True
+        return bool(access.token) and _same(request.cookies.get(_COOKIE, ""), self._session)
+
+    async def log_in(self, request: web.Request) -> web.Response:
+        """Answer the login form: set the cookie if the token is right.
+
+        Raises:
+            web.HTTPException: The form is too large.
+        """
+        if self._logins.locked():
+            return web.Response(status=429, text="too many logins at once\n")
+        async with self._logins:
+            given = (await request.post()).get("token")
+            if isinstance(given, str) and self._access.token and _same(given, self._access.token):
+                answer = _see("./")
+                answer.set_cookie(_COOKIE, self._session, httponly=True, samesite="Strict")
+                return answer
+            await asyncio.sleep(_PENALTY)
+            return _see("login?wrong")
+
+
+def _see(place: str) -> web.Response:
+    return web.Response(status=303, headers={"Location": place})
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode("utf-8", "replace"))

@@ -1,0 +1,1 @@
+"""Tests of the monitor's page in Chromium."""

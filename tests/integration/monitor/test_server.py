@@ -1,0 +1,280 @@
+"""The monitor's HTTP server: files, events, messages, and who gets them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import aiohttp
+import nats
+import pytest
+
+import liftenvelope
+from liftenvelope import new_message
+from liftenvelope.jetstream import JetStream, StreamConfig
+from liftenvelope.monitor import Collector, Sampler
+from liftenvelope.monitor.jetstream import JetStreamSampler
+from liftenvelope.monitor.server import (
+    JetStreamMessages,
+    LiftbridgeMessages,
+    MessageSourceHolder,
+    MonitorAccess,
+    MonitorServer,
+    serving_monitor,
+)
+from liftenvelope.rpc.address import Address
+from liftenvelope.testing import NatsServer, run_gateway, run_nats_server
+from tests.integration.cli.commands import error_of
+
+TOKEN = "a token of the tests"
+
+
+@pytest.fixture(scope="module")
+def server() -> Any:
+    with run_nats_server(jetstream=True, max_payload=32 * 2**20) as running:
+        asyncio.run(_fill(running.url))
+        yield running
+
+
+async def _fill(url: str) -> None:
+    async with await nats.connect(url) as nc, JetStream(nc, timeout=60) as js:
+        for name, direct in (("DIRECT", True), ("SINGLE", False)):
+            await js.create_stream(
+                StreamConfig(name=name, subjects=(f"{name}.*",), allow_direct=direct, max_msgs_per_subject=-1)
+            )
+            for number in range(8):
+                value = new_message(b"value %d" % number, key=b"key %d" % (number % 2))
+                await js.publish(f"{name}.{number}", value)
+            stream = await js.stream(name)
+            await stream.delete_message(8)
+        await js.create_stream(StreamConfig(name="BIG", subjects=("BIG",)))
+        await js.publish("BIG", b"b" * (10 * 2**20))
+        await js.publish("BIG", b"\xff\x00")
+
+
+@asynccontextmanager
+async def pages(
+    server: NatsServer, access: MonitorAccess | None = None, **options: Any
+) -> AsyncIterator[aiohttp.ClientSession]:
+    """Serve the pages of a server, and yield a session that asks them."""
+    source = MessageSourceHolder()
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[Sampler]:
+        async with await nats.connect(server.url) as nc, JetStream(nc, timeout=60) as js:
+            source.current = JetStreamMessages(js)
+            yield JetStreamSampler(js)
+
+    collector = Collector(connect, kind="jetstream", interval=0.05)
+    monitor = MonitorServer(
+        collector, source=source, access=access or MonitorAccess(), where="nats://servers", **options
+    )
+    async with serving_monitor(collector, monitor, Address("127.0.0.1", 0)) as found:
+        await collector.next()
+        timeout = aiohttp.ClientTimeout(60)
+        async with aiohttp.ClientSession(f"http://{found}/", timeout=timeout) as session:
+            yield session
+
+
+async def found(session: aiohttp.ClientSession, **query: str) -> Any:
+    async with session.get("api/messages", params=query) as answer:
+        assert answer.status == 200, await answer.text()
+        return await answer.json()
+
+
+def values(answer: Any) -> list[str]:
+    return [one["value"]["text"] for one in answer["messages"]]
+
+
+async def states(session: aiohttp.ClientSession, *names: str, page: str) -> AsyncIterator[Any]:
+    params = [("page", page), *(("name", name) for name in names)]
+    async with session.get("api/events", params=params) as answer:
+        assert answer.status == 200
+        async for line in answer.content:
+            if line.startswith(b"data: "):
+                yield json.loads(line[6:])
+
+
+async def test_events_have_changed_rows_and_new_points_alone(server: NatsServer) -> None:
+    async with pages(server) as session, await nats.connect(server.url) as nc:
+        events = states(session, page="streams")
+        first = await anext(events)
+        assert {"DIRECT", "SINGLE", "BIG"} <= first["rows"].keys()
+        assert first["head"]["messages"] >= 16
+        await nc.request("DIRECT.new", b"", timeout=60)
+        async with asyncio.timeout(60):
+            while "DIRECT" not in (state := await anext(events))["rows"]:
+                assert state["rows"].keys() <= {"DIRECT"}
+                assert len(state["series"][0]["times"]) <= 5
+        await events.aclose()  # type: ignore[attr-defined]
+
+
+async def test_events_of_one_stream(server: NatsServer) -> None:
+    async with pages(server) as session:
+        state = await anext(states(session, "DIRECT", page="stream"))
+        assert state["stream"]["partitions"][0]["end"] >= 8
+        assert (await anext(states(session, "NONE", page="stream")))["gone"] is True
+
+
+async def test_slow_reader_gets_the_newest_state_and_no_queue(server: NatsServer) -> None:
+    async with pages(server) as session, session.get("api/events?page=streams") as answer:
+        first = json.loads((await answer.content.readline())[6:])
+        await answer.content.readline()
+        # Nothing is read here until many samples were taken.
+        async with session.get("api/events?page=streams") as other:
+            for _ in range(20):
+                await other.content.readline()
+        assert json.loads((await answer.content.readline())[6:])["head"]["at"] > first["head"]["at"]
+
+
+@pytest.mark.parametrize("stream", ["DIRECT", "SINGLE"])
+async def test_messages_by_offset_time_and_key(server: NatsServer, stream: str) -> None:
+    async with pages(server) as session:
+        last = await found(session, stream=stream, limit="2")
+        assert values(last)[-1] in ("value 6", "")  # the newest was deleted
+        some = await found(session, stream=stream, start="2", limit="3")
+        assert values(some) == ["value 2", "value 3", "value 4"]
+        assert some["next"] == 5
+        assert some["messages"][0]["key"] == {"size": 5, "text": "key 0"}
+        keyed = await found(session, stream=stream, start="1", key="key 1", limit="2")
+        assert values(keyed) == ["value 1", "value 3"]
+        assert (await found(session, stream=stream, key="no such key"))["messages"] == []
+        early = (datetime.now(UTC) - timedelta(days=1)).isoformat()
+        assert values(await found(session, stream=stream, start=early, limit="1")) == ["value 0"]
+        late = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+        assert values(await found(session, stream=stream, start=late)) == []
+
+
+async def test_messages_of_a_gateway() -> None:
+    async with run_gateway() as gateway, liftenvelope.connect(gateway.addresses, timeout=60) as client:
+        await client.create_stream("s", "s", partitions=2)
+        for number in range(5):
+            await client.publish("s", b"value %d" % number, key=b"k", partition=1)
+        from liftenvelope.monitor._reading import MessageQuery
+
+        reader = LiftbridgeMessages(client)
+        page = await reader.read(MessageQuery(stream="s", partition=1, limit=2))
+        assert [one.value for one in page.messages] == [b"value 3", b"value 4"]
+        page = await reader.read(MessageQuery(stream="s", partition=1, start=1, limit=2))
+        assert ([one.value for one in page.messages], page.next) == ([b"value 1", b"value 2"], 3)
+        assert (await reader.read(MessageQuery(stream="s", partition=0))).messages == ()
+
+
+async def test_large_payload_is_cut(server: NatsServer) -> None:
+    async with pages(server) as session, session.get("api/messages?stream=BIG") as answer:
+        body = await answer.read()
+        assert len(body) < 10_000
+        big, binary = json.loads(body)["messages"]
+        assert (big["size"], len(big["value"]["text"])) == (10 * 2**20, 4_096)
+        assert binary["value"] == {"size": 2, "base64": "/wA="}
+
+
+async def test_payloads_can_be_left_out(server: NatsServer) -> None:
+    async with pages(server, payloads=False) as session:
+        (message,) = (await found(session, stream="DIRECT", start="0", limit="1"))["messages"]
+        assert sorted(message) == ["offset", "partition", "size", "subject", "time"]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "text"),
+    [
+        ("stream=DIRECT&start=soon", 400, "start must be an offset, or a time such as 2026-01-31T12:00, got"),
+        ("stream=DIRECT&limit=-1", 400, "limit must be a number, got '-1'"),
+        ("stream=NONE", 502, "stream not found"),
+        ("stream=", 502, "stream name must not be empty"),
+    ],
+)  # fmt: skip
+async def test_refused_query(server: NatsServer, query: str, status: int, text: str) -> None:
+    async with pages(server) as session, session.get(f"api/messages?{query}") as answer:
+        assert answer.status == status
+        assert text in (await answer.json())["error"]
+
+
+async def test_number_of_open_pages_is_limited(server: NatsServer) -> None:
+    async with pages(server, max_readers=2) as session, AsyncExitStack() as stack:
+        for _ in range(2):
+            await stack.enter_async_context(session.get("api/events?page=streams"))
+        async with session.get("api/events?page=streams") as answer:
+            assert answer.status == 503
+            assert await answer.text() == "2 pages are open already: close one\n"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["static/none.js", "static/..%2fserver.py", "static/%2e%2e/server.py", "api/none", "static/__init__.py"],
+)
+async def test_nothing_else_is_served(server: NatsServer, path: str) -> None:
+    async with pages(server) as session, session.get(path) as answer:
+        assert answer.status == 404
+
+
+class TestAccess:
+    async def test_every_answer_has_the_policy(self, server: NatsServer) -> None:
+        async with pages(server) as session:
+            for path in ("", "static/app.js", "api/about", "static/none"):
+                async with session.get(path) as answer:
+                    policy = answer.headers["Content-Security-Policy"]
+                    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+                    assert "unsafe" not in policy
+                    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                    assert answer.headers["X-Frame-Options"] == "DENY"
+
+    @pytest.mark.parametrize(
+        ("host", "status"),
+        [("127.0.0.1:1", 200), ("localhost", 200), ("[::1]:80", 200), ("evil.example", 421),
+         ("evil.example:8040", 421), ("monitor.example", 200), ("127.0.0.1.evil.example", 421)],
+    )  # fmt: skip
+    async def test_name_of_another_site_is_refused(self, server: NatsServer, host: str, status: int) -> None:
+        async with (
+            pages(server, MonitorAccess(hosts=("monitor.example",))) as session,
+            session.get("api/about", headers={"Host": host}) as answer,
+        ):
+            assert answer.status == status
+
+    async def test_request_of_another_site_is_refused(self, server: NatsServer) -> None:
+        async with (
+            pages(server) as session,
+            session.get("api/about", headers={"Sec-Fetch-Site": "cross-site"}) as answer,
+        ):
+            assert answer.status == 403
+
+    async def test_token(self, server: NatsServer) -> None:
+        async with pages(server, MonitorAccess(token=TOKEN)) as session:
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": "liftenvelope_monitor=wrong"}):
+                async with session.get("api/about", headers=headers) as answer:
+                    assert answer.status == 401
+            async with session.get("api/about", headers={"Authorization": f"Bearer {TOKEN}"}) as answer:
+                assert answer.status == 200
+            async with session.get("", allow_redirects=False) as answer:
+                assert (answer.status, answer.headers["Location"]) == (303, "login")
+            async with session.post("login", data={"token": "wrong"}) as answer:
+                assert answer.url.query_string == "wrong"
+            async with session.post("login", data={"token": TOKEN}, allow_redirects=False) as answer:
+                cookie = answer.cookies["liftenvelope_monitor"]
+            assert (cookie["httponly"], cookie["samesite"]) == (True, "Strict")
+            assert TOKEN not in cookie.value
+            sent = {"Cookie": f"liftenvelope_monitor={cookie.value}"}
+            async with session.get("api/about", headers=sent) as answer:
+                assert answer.status == 200
+
+    async def test_user_header_of_a_proxy(self, server: NatsServer) -> None:
+        async with pages(server, MonitorAccess(user_header="X-User")) as session:
+            async with session.get("api/about") as answer:
+                assert answer.status == 401
+            async with session.get("api/about", headers={"X-User": "ann"}) as answer:
+                assert answer.status == 200
+
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            (("--http", "0.0.0.0:0"), "--http must be a loopback address such as 127.0.0.1:8040 without"),
+            (("--token", "short"), "--token must have at least 16 characters, got 5"),
+            (("--http", "nowhere"), "nowhere"),
+        ],
+    )  # fmt: skip
+    def test_unsafe_options_are_refused(self, arguments: tuple[str, ...], text: str) -> None:
+        assert text in error_of("monitor", "--url", "nats://127.0.0.1:1", *arguments, code=2)
