@@ -19,6 +19,7 @@ from liftenvelope.cli.read import read
 from liftenvelope.cli.serve import serve
 from liftenvelope.cli.stream import stream
 from liftenvelope.cli.subscribe import subscribe
+from liftenvelope.cli.top import top
 from liftenvelope.cli.write import write
 
 
@@ -53,6 +54,7 @@ root.add_command(group)
 root.add_command(bench)
 root.add_command(demo)
 root.add_command(doctor)
+root.add_command(top)
 root.add_command(serve)
 root.add_command(monitor)
 root.add_command(read)
