@@ -65,7 +65,7 @@ def compared(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str,
     """Return the changes of values in percent, without those that one run lacks or that were 0.
 
     Example:
-        >>> compared({"p50": 1.5, "p99": 4.0, "max": 1.0}, {"p50": 1.0, "p99": 5.0})
-        {'p50': 50.0, 'p99': -20.0}
+        >>> compared({"p50": 1.5, "p99": 4.0, "max": 1.0}, {"p50": 1.0, "p99": 8.0})
+        {'p50': 50.0, 'p99': -50.0}
     """
     return {name: (value / before[name] - 1) * 100 for name, value in now.items() if before.get(name)}

@@ -20,7 +20,6 @@ import pytest
 from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer
 from tests.integration.cli.commands import error_of, json_of, started, text_of
 
-
 #: Makes standard input the controlling terminal, so that it turns Ctrl-C into a signal, and runs the command.
 IN_OWN_SESSION = """
 import fcntl, os, sys, termios
