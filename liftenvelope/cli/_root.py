@@ -11,6 +11,7 @@ from liftenvelope.cli.consumer import consumer
 from liftenvelope.cli.cursor import cursor
 from liftenvelope.cli.decode import decode
 from liftenvelope.cli.demo import demo
+from liftenvelope.cli.doctor import doctor
 from liftenvelope.cli.group import group
 from liftenvelope.cli.monitor import monitor
 from liftenvelope.cli.publish import publish
@@ -18,6 +19,7 @@ from liftenvelope.cli.read import read
 from liftenvelope.cli.serve import serve
 from liftenvelope.cli.stream import stream
 from liftenvelope.cli.subscribe import subscribe
+from liftenvelope.cli.top import top
 from liftenvelope.cli.write import write
 
 
@@ -51,6 +53,8 @@ root.add_command(cursor)
 root.add_command(group)
 root.add_command(bench)
 root.add_command(demo)
+root.add_command(doctor)
+root.add_command(top)
 root.add_command(serve)
 root.add_command(monitor)
 root.add_command(read)

@@ -76,6 +76,13 @@ class CommandServers:
         return self.scheme == "nats"
 
     @property
+    def has_tls(self) -> bool:
+        """True if TLS is required by a URL or by the certificates of the context."""
+        return bool(self.context.ca or self.context.cert) or any(
+            url.startswith("tls://") for url in self.urls
+        )
+
+    @property
     def where(self) -> str:
         """Addresses without a login, for messages."""
         return without_secrets(",".join(self.urls))
@@ -170,7 +177,7 @@ class CommandServers:
 
     def _tls(self) -> ssl.SSLContext | None:
         context = self.context
-        if not (context.ca or context.cert or any(url.startswith("tls://") for url in self.urls)):
+        if not self.has_tls:
             return None
         try:
             tls = ssl.create_default_context(cafile=context.ca or None)

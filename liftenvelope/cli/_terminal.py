@@ -32,6 +32,7 @@ __all__ = [
     "print_facts",
     "print_table",
     "report",
+    "rich_console",
     "shown",
     "shown_bytes",
     "shown_time",
@@ -179,7 +180,8 @@ def shown_time(moment: datetime | int | None) -> str:
     return f"{whole.replace('T', ' ')}.{decimals[:3]:0<3}"
 
 
-def _console() -> Console:
+def rich_console() -> Console:
+    """Return the console for standard output, wide enough for whole rows if that is a pipe."""
     # Pipes are read by programs such as grep, so a row stays on one line there.
     is_narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(width=None if is_narrow else _UNLIMITED, highlight=False)
@@ -211,7 +213,7 @@ def print_facts(title: str, facts: Mapping[str, object]) -> None:
 
 
 def _print(table: Table) -> None:
-    console = _console()
+    console = rich_console()
     with console.capture() as captured:
         console.print(table)
     lines = captured.get().splitlines()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import click
 
 from liftenvelope.cli._latencies import PERCENTILES, bars, buckets, percentile, shown_seconds
 from liftenvelope.cli._places import SizeType, StartType
+from liftenvelope.cli._runs import compared, read_run, write_run
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._terminal import echo_json, print_facts, print_table
 from liftenvelope.cli.subscribe import read_stream
@@ -27,6 +28,12 @@ __all__ = ["bench"]
 _COUNT: Final = click.option(
     "--count", "-n", type=click.IntRange(min=1), default=10_000, show_default=True, help="Messages."
 )
+_FILE: Final = click.Path(dir_okay=False)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+#: Publishes a message, and returns the future of its ack.
+_Send: TypeAlias = Callable[
+    [], "Awaitable[asyncio.Future[PubAck] | asyncio.Future[Ack | None] | asyncio.Future[Ack]]"
+]
 #: Largest payload: the largest message that NATS carries.
 _LARGEST: Final = 64 * 1024 * 1024
 
@@ -51,14 +58,30 @@ class _Measured:
     failed: int = 0
     error: BaseException | None = None
 
-    def show(self, title: str, as_json: bool) -> None:
-        """Print rates, percentiles and a histogram."""
-        rate, ordered = self.count / max(self.seconds, 1e-9), sorted(self.latencies)
+    @property
+    def rate(self) -> float:
+        """Messages per second."""
+        return self.count / max(self.seconds, 1e-9)
+
+    def percentiles(self) -> dict[str, float]:
+        """Return the percentiles of the latencies by name; empty if they were not measured."""
+        ordered = sorted(self.latencies)
+        return {_name(percent): percentile(ordered, percent) for percent in PERCENTILES if ordered}
+
+    def values(self) -> dict[str, float]:
+        """Return the values to compare with those of other runs."""
+        return {"rate": self.rate, **{f"latency {name}": one for name, one in self.percentiles().items()}}
+
+    def show(self, title: str, as_json: bool, before: Mapping[str, float] | None = None) -> None:
+        """Print rates, percentiles and a histogram, and changes since another run."""
+        rate, ordered = self.rate, sorted(self.latencies)
+        changes = {} if before is None else compared(self.values(), before)
         if as_json:
-            names = {_name(percent): percentile(ordered, percent) for percent in PERCENTILES if ordered}
             facts = {"messages": self.count, "bytes": self.size, "seconds": self.seconds}
             rates = {"messages_per_second": rate, "bytes_per_second": self.size / max(self.seconds, 1e-9)}
-            echo_json({**facts, **rates, "failed": self.failed, "latency_seconds": names})
+            changed = {} if before is None else {"change_percent": changes}
+            names = self.percentiles()
+            echo_json({**facts, **rates, "failed": self.failed, "latency_seconds": names, **changed})
             return
         rates_shown = f"{rate:,.0f} messages/s, {self.size / max(self.seconds, 1e-9) / 1e6:,.1f} MB/s"
         facts_shown: dict[str, object] = {
@@ -68,6 +91,8 @@ class _Measured:
         }
         for percent in PERCENTILES if ordered else ():
             facts_shown[f"latency {_name(percent)}"] = shown_seconds(percentile(ordered, percent))
+        for name, change in changes.items():
+            facts_shown[name] = f"{facts_shown[name]}, {change:+.1f} %"
         print_facts(title, facts_shown)
         if ordered:
             found = buckets(ordered)
@@ -89,50 +114,153 @@ def bench() -> None:
     """Measure publishing and reading on your servers."""
 
 
+_PUBLISHING: Final = (
+    _COUNT,
+    click.option("--size", type=SizeType(), default=128, show_default=True, help="Bytes of each payload."),
+    click.option(
+        "--in-flight",
+        type=click.IntRange(min=1),
+        default=1_000,
+        show_default=True,
+        help="Messages that may wait for their acks at a time.",
+    ),
+    click.option("--save", type=_FILE, metavar="FILE", help="Write the measured values to FILE as JSON."),
+    click.option(
+        "--compare", type=_FILE, metavar="FILE", help="Show changes since the run in FILE, from --save."
+    ),
+    json_option,
+)
+
+
+def _publishing_options(command: _Function) -> _Function:
+    for option in reversed(_PUBLISHING):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BenchRun:
+    """Options of a command that publishes.
+
+    Attributes:
+        target: Subject or stream.
+        count: Number of messages.
+        size: Bytes of each payload.
+        in_flight: Messages that may wait for their acks.
+        save: File to write the values to.
+        compare: File of the run to compare with.
+        as_json: True to print JSON.
+    """
+
+    target: str
+    count: int
+    size: int
+    in_flight: int
+    save: str | None
+    compare: str | None
+    as_json: bool
+
+    async def measure(self, kind: str, opened: AbstractAsyncContextManager[_Send], **extra: object) -> None:
+        """Publish, print the values, save and compare them.
+
+        Args:
+            kind: What is measured; runs of different kinds are not compared.
+            opened: Connects, and returns the function that publishes a message.
+            extra: Further settings that comparable runs share.
+
+        Raises:
+            UsageError: The run to compare with had other parameters.
+            LiftEnvelopeError: A message has no ack.
+        """
+        if not 0 <= self.size <= _LARGEST:
+            raise UsageError(f"--size must be 0 to {_LARGEST:,} bytes, got {self.size}")
+        parameters: dict[str, object] = {"kind": kind, "count": self.count, "size": self.size}
+        parameters |= {"in_flight": self.in_flight, **extra}
+        before = None if self.compare is None else read_run(self.compare, parameters)
+        async with opened as send:
+            measured = await _publish(send, self.count, self.size)
+        measured.show(f"Published to {self.target}", self.as_json, before)
+        if measured.error is not None:
+            raise LiftEnvelopeError(
+                f"{measured.failed:,} of {self.count:,} messages failed: {measured.error}"
+            )
+        if self.save is not None:
+            write_run(self.save, parameters, measured.values())
+
+
 @bench.command("pub")
 @click.argument("target", metavar="TARGET")
-@_COUNT
-@click.option("--size", type=SizeType(), default=128, show_default=True, help="Bytes of each payload.")
-@click.option(
-    "--in-flight",
-    type=click.IntRange(min=1),
-    default=1_000,
-    show_default=True,
-    help="Messages that may wait for their acks at a time.",
-)
+@_publishing_options
 @click.option(
     "--partition", "-p", type=click.IntRange(min=0), help="Liftbridge: partition.  [default: all in turn]"
 )
-@json_option
 @on_servers
-async def bench_publishing(
-    servers: CommandServers,
-    target: str,
-    count: int,
-    size: int,
-    in_flight: int,
-    partition: int | None,
-    as_json: bool,
-) -> None:
+async def bench_publishing(servers: CommandServers, partition: int | None, **options: Any) -> None:
     """Publish messages that are kept, and measure the time to each ack.
 
     TARGET is a subject of JetStream, or a stream of Liftbridge. The exit code is 1 if an ack is missing.
     """
-    if not 0 <= size <= _LARGEST:
-        raise UsageError(f"--size must be 0 to {_LARGEST:,} bytes, got {size}")
     if partition is not None and servers.is_jetstream:
         servers.need("liftbridge", "--partition")
-    async with _publisher(servers, target, b"x" * size, in_flight, partition) as send:
-        measured = await _publish(send, count, size)
-    measured.show(f"Published to {target}", as_json)
-    if measured.error is not None:
-        raise LiftEnvelopeError(f"{measured.failed:,} of {count:,} messages failed: {measured.error}")
+    run = _BenchRun(**options)
+    opened = _publisher(servers, run.target, b"x" * min(run.size, _LARGEST), run.in_flight, partition)
+    await run.measure("jetstream" if servers.is_jetstream else "liftbridge", opened, partition=partition)
+
+
+@bench.command("js")
+@click.argument("subject", metavar="SUBJECT")
+@_publishing_options
+@on_servers
+async def bench_jetstream(servers: CommandServers, subject: str, **options: Any) -> None:
+    """Publish to JetStream by publish_async, and measure the time to each ack.
+
+    The messages are kept. The exit code is 1 if an ack is missing.
+    """
+    servers.need("nats", "bench js")
+    run = _BenchRun(target=subject, **options)
+    opened = _publisher(servers, subject, b"x" * min(run.size, _LARGEST), run.in_flight, None)
+    await run.measure("jetstream", opened, partition=None)
+
+
+@bench.command("ack")
+@click.argument("subject", metavar="SUBJECT")
+@_publishing_options
+@on_servers
+async def bench_acks(servers: CommandServers, subject: str, **options: Any) -> None:
+    """Publish envelopes on NATS, and measure the time to each ack in an AckInbox.
+
+    SUBJECT is that of a stream of Liftbridge or a gateway on this NATS server. The messages are kept. The
+    exit code is 1 if an ack is missing.
+    """
+    servers.need("nats", "bench ack")
+    run = _BenchRun(target=subject, **options)
+    await run.measure(
+        "envelopes", _envelopes(servers, subject, b"x" * min(run.size, _LARGEST), run.in_flight)
+    )
+
+
+@asynccontextmanager
+async def _envelopes(
+    servers: CommandServers, subject: str, payload: bytes, in_flight: int
+) -> AsyncIterator[_Send]:
+    from liftenvelope.nats import AckInbox
+
+    async with (
+        servers.nats() as nc,
+        AckInbox(nc, timeout=servers.timeout, max_outstanding=in_flight) as inbox,
+    ):
+
+        async def send() -> asyncio.Future[Ack]:
+            await inbox.capacity()
+            return inbox.publish_nowait(subject, payload)
+
+        yield send
 
 
 @asynccontextmanager
 async def _publisher(
     servers: CommandServers, target: str, payload: bytes, in_flight: int, partition: int | None
-) -> AsyncIterator[Callable[[], Awaitable[asyncio.Future[PubAck] | asyncio.Future[Ack | None]]]]:
+) -> AsyncIterator[_Send]:
     if servers.is_jetstream:
         async with servers.jetstream(max_outstanding=in_flight) as js:
             yield lambda: js.publish_async(target, payload)
@@ -146,9 +274,7 @@ async def _publisher(
         yield lambda: client.publish_async(target, payload, **options)
 
 
-async def _publish(
-    send: Callable[[], Awaitable[asyncio.Future[PubAck] | asyncio.Future[Ack | None]]], count: int, size: int
-) -> _Measured:
+async def _publish(send: _Send, count: int, size: int) -> _Measured:
     measured = _Measured()
     waiting: set[asyncio.Future[Any]] = set()
 

@@ -26,7 +26,7 @@ from liftenvelope.client._events import (
 )
 from liftenvelope.client._message_reader import MessageReader
 from liftenvelope.client._subscribe_call import open_call
-from liftenvelope.client.failures import call_error
+from liftenvelope.client.failures import call_error, partition_paused
 from liftenvelope.client.partition_read import PartitionRead, Verdict
 from liftenvelope.client.positions import At, StartAt, parse_start
 from liftenvelope.client.retries import Fate, fate_of
@@ -454,7 +454,7 @@ class Subscription(MessageReader):
             if not closed:
                 raise
             # A server accepts a subscription at the end of a paused partition, which has no leader.
-            raise PartitionPausedError(exc.code, f"{read.name}: the partition was paused") from exc
+            raise partition_paused(exc, read.name) from exc
         except (NoSuchStreamError, NoSuchPartitionError) as exc:
             raise StreamDeletedError(exc.code, f"{read.name}: the stream was deleted") from exc
         self._options.notify(SubscriptionResumed(self.stream, self.partition, read.next_offset, address))
@@ -469,7 +469,7 @@ class Subscription(MessageReader):
         if isinstance(verdict, LiftEnvelopeError):
             raise verdict from error
         if verdict is Verdict.CLOSED:
-            raise PartitionPausedError(error.code, f"{self._read.name}: {error.description}") from error
+            raise partition_paused(error, self._read.name) from error
         self._read.finished = verdict is Verdict.FINISHED
         return not self._read.finished
 

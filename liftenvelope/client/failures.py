@@ -46,6 +46,7 @@ __all__ = [
     "call_error",
     "decode",
     "is_denial",
+    "partition_paused",
     "publish_async_error",
     "publish_call_error",
     "resolved_start",
@@ -178,8 +179,18 @@ def call_error(method: str, error: RpcError | TransportError, about: str) -> Lif
 def _made(
     kind: type[ServerError] | type[GroupError], error: RpcError, about: str
 ) -> ServerError | GroupError:
+    if kind is PartitionPausedError:
+        return partition_paused(error, about)
     text = f"{about}: {error.description}"
     return kind(error.code, text) if issubclass(kind, ServerError) else kind(text)
+
+
+def partition_paused(error: ServerError | RpcError, about: str) -> PartitionPausedError:
+    """Return the error for a paused partition. The server's text alone does not tell what to do."""
+    remedy = "subscribe with resume=True, or wake it by a publish"
+    return PartitionPausedError(
+        error.code, f"{about}: the partition is paused: {remedy} (server: {error.description})"
+    )
 
 
 #: Errors of a unary publish: status code, part of the text, exception class. The first match counts.

@@ -310,7 +310,8 @@ class Directory:
                 raise EphemeralGroupError(f"group {name!r} is ephemeral: it is deleted with its last member")
             if group.state.members:
                 count = len(group.state.members)
-                raise GroupNotEmptyError(f"group {name!r} has {count} members; they must leave first")
+                who = "1 member, which" if count == 1 else f"{count} members, which"
+                raise GroupNotEmptyError(f"group {name!r} has {who} must leave first")
             group.gone = group.changed = True
 
         await (await self.host(name)).run(remove)

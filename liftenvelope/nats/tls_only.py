@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import nats.errors
 from nats.aio.client import Client
 
-__all__ = ["NoTlsError", "new_client"]
+__all__ = ["NoTlsError", "is_encrypted", "new_client"]
 
 
 class NoTlsError(nats.errors.Error):
@@ -23,10 +23,14 @@ class NoTlsError(nats.errors.Error):
 
 class _TlsOnlyClient(Client):
     def _connect_command(self) -> bytes:
-        # The condition under which nats-py has begun with TLS. Called again for each reconnect.
-        if not (self._server_info.get("tls_required") or self.options["tls_handshake_first"]):
+        if not is_encrypted(self):  # called again for each reconnect
             raise NoTlsError
         return super()._connect_command()
+
+
+def is_encrypted(nc: Client) -> bool:
+    """Return True if a connection uses TLS, by the condition under which nats-py begins with TLS."""
+    return bool(nc._server_info.get("tls_required") or nc.options["tls_handshake_first"])
 
 
 def new_client(urls: Sequence[str], *, tls: bool = False) -> Client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -55,7 +56,36 @@ def test_failed_publishes_exit_with_1(jetstream_server: NatsServer, at: tuple[st
     assert "Traceback" not in done.output
 
 
+@pytest.mark.parametrize("kind", ["liftbridge", "gateway"])
+def test_acks_of_envelopes_are_measured(request: pytest.FixtureRequest, kind: str, name: str) -> None:
+    cluster: LiftbridgeCluster | GatewayCluster = request.getfixturevalue(f"{kind}_server")
+    cluster.create_stream(name)
+    url = ("--url", cluster.nats_url)
+    done = json_of("bench", "ack", name, "--count", "200", "--in-flight", "20", *url)
+    assert (done["messages"], done["failed"]) == (200, 0)
+    assert 0 < done["latency_seconds"]["p50"] <= done["latency_seconds"]["max"]
+    assert cluster.partition_metadata(name).newestOffset == 199
+
+
+def test_run_is_saved_and_compared_with_one_of_the_same_parameters(
+    jetstream_server: NatsServer, name: str, tmp_path: Path
+) -> None:
+    url, file = ("--url", jetstream_server.url), str(tmp_path / "run.json")
+    text_of("stream", "create", name, *url)
+    call = ("bench", "js", name, "--count", "50", *url)
+    text_of(*call, "--save", file)
+    done = json_of(*call, "--compare", file)
+    assert set(done["change_percent"]) == {"rate", *(f"latency {one}" for one in done["latency_seconds"])}
+    assert " %" in text_of(*call, "--compare", file, "--save", file)
+    error = error_of("bench", "js", name, "--count", "51", "--compare", file, *url, code=2)
+    assert "same parameters, got count 50 instead of 51" in error
+    assert json_of("stream", "info", name, *url)["state"]["messages"] == 150
+    Path(file).write_text("[]")
+    assert "a file that --save has written" in error_of(*call, "--compare", file, code=2)
+
+
 def test_wrong_calls_of_bench(jetstream_server: NatsServer) -> None:
     url = ("--url", jetstream_server.url)
     assert "--partition needs Liftbridge" in error_of("bench", "pub", "x", "-p", "1", *url, code=2)
+    assert "bench js needs JetStream" in error_of("bench", "js", "x", "--url", "liftbridge://a", code=2)
     assert "--size must be 0 to" in error_of("bench", "pub", "x", "--size", "1T", *url, code=2)

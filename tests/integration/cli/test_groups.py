@@ -111,7 +111,7 @@ def test_members_of_a_group_over_nats(at: tuple[str, str], group: str) -> None:
             assert found["members"] == {"worker": [group]}
             assert [one["member"] for one in found["partitions"]] == ["worker", "worker"]
             error = await asyncio.to_thread(error_of, "group", "rm", group, "--yes", *at)
-            assert "has 1 members; they must leave first" in error
+            assert "has 1 member, which must leave first" in error
 
     asyncio.run(look())
 

@@ -281,3 +281,11 @@ def test_publish_async_that_is_denied_may_be_stored() -> None:
 def test_resolved_start_is_an_offset(code: StatusCode, start: str, offset: int | None) -> None:
     error = RpcError(code, f"Stop offset is before start offset: -1 < {start}")
     assert resolved_start(error) == offset
+
+
+def test_paused_partition_is_told_in_plain_words_with_the_remedy() -> None:
+    closed = RpcError(C.INTERNAL, "Failed to create stream reader: segment has been closed")
+    text = str(call_error("Subscribe", closed, "partition 0 of 'orders'"))
+    assert text.startswith(
+        "partition 0 of 'orders': the partition is paused: subscribe with resume=True, or "
+    )

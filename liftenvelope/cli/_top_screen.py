@@ -1,0 +1,133 @@
+"""Screen of ``liftenvelope top``: rows of a sample, in an order, within the height of a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from liftenvelope.cli._findings import counted
+from liftenvelope.cli._terminal import plain, shown
+
+if TYPE_CHECKING:
+    from liftenvelope.monitor import History, MonitorAlert, Snapshot, StreamSample
+
+__all__ = ["ORDERS", "sample_json", "screen"]
+
+#: Orders of the rows, of which the first one is the default.
+ORDERS: Final = ("rate", "messages", "name")
+_ALERTS: Final = 3
+#: Lines without rows: the first line, headings, blank lines and notes on rows that are left out.
+_FRAME: Final = 9
+_FEWEST: Final = 3
+
+
+def screen(history: History, alerts: Sequence[MonitorAlert], where: str, order: str, height: int) -> Group:
+    """Return the screen of the newest sample.
+
+    Args:
+        history: History with at least one sample.
+        alerts: Alerts of the sample.
+        where: Addresses of the servers.
+        order: One of :data:`ORDERS`.
+        height: Lines of the terminal.
+    """
+    latest = history.latest
+    assert latest is not None
+    readers = sorted(_readers(latest, history), key=lambda row: (-(row[4] or 0), row[:2]))
+    if order == "name":
+        readers.sort(key=lambda row: row[:2])
+    free = max(height - _FRAME - min(len(alerts), _ALERTS), 2 * _FEWEST)
+    of_readers = min(len(readers), max(free // 2, _FEWEST))
+    streams = _ordered(latest, history, order)
+    return Group(
+        Text(_head(latest, history, where, order), style="bold", no_wrap=True, overflow="ellipsis"),
+        *map(_alert_line, alerts[:_ALERTS]),
+        _table(_STREAM_COLUMNS, [_stream_row(one, history) for one in streams], free - of_readers),
+        Text(),
+        _table(_READER_COLUMNS, readers, max(of_readers, 1)),
+    )
+
+
+_STREAM_COLUMNS: Final = ("stream", "messages/s", "recorded", "kept", "bytes", "partitions")
+_READER_COLUMNS: Final = ("kind", "name", "stream or members", "messages/s", "lag")
+
+
+def _head(latest: Snapshot, history: History, where: str, order: str) -> str:
+    moment = f"{datetime.fromtimestamp(latest.at, UTC):%H:%M:%S}"
+    total = history.rate("total")
+    rate = "-" if total is None else f"{total:,.0f}"
+    what = f"{counted(len(latest.streams), 'stream')}, {rate} messages/s, sorted by {order}"
+    return shown(f"{moment} UTC  {where}  {what}  q: quit, s: sort")
+
+
+def _alert_line(alert: MonitorAlert) -> Text:
+    style = "red" if alert.severity == "error" else "yellow"
+    line = shown(f"{alert.severity}: {alert.name}: {alert.text}")
+    return Text(line, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _ordered(latest: Snapshot, history: History, order: str) -> list[StreamSample]:
+    found = sorted(latest.streams.values(), key=lambda one: one.name)
+    if order == "rate":
+        found.sort(key=lambda one: -(history.rate("stream", one.name) or 0.0))
+    elif order == "messages":
+        found.sort(key=lambda one: -(one.end or 0))
+    return found
+
+
+def _stream_row(one: StreamSample, history: History) -> tuple[object, ...]:
+    rate = history.rate("stream", one.name)
+    return one.name, rate, one.end, one.messages, one.bytes, len(one.partitions)
+
+
+def _readers(latest: Snapshot, history: History) -> Iterator[tuple[Any, ...]]:
+    for group in latest.groups.values():
+        rate = history.rate("group", group.name)
+        yield "group", group.name, counted(len(group.members), "member"), rate, group.lag
+    for one in latest.consumers.values():
+        yield "consumer", one.name, one.stream, history.rate("consumer", one.stream, one.name), one.lag
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], most: int) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="reverse")
+    for name in columns:
+        is_text = name in ("stream", "kind", "name", "stream or members")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis")
+    for row in rows[:most]:
+        table.add_row(*map(_cell, row))
+    if len(rows) > most:
+        table.add_row(Text(f"{len(rows) - most:,} more", style="dim"))
+    return table
+
+
+def _cell(value: object) -> Text:
+    if value is None:
+        return Text("-")
+    return Text(f"{value:,.1f}" if isinstance(value, float) else _plain_cell(value))
+
+
+def _plain_cell(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else shown(str(value))
+
+
+def sample_json(history: History, alerts: Sequence[MonitorAlert]) -> dict[str, Any]:
+    """Return the newest sample with its rates, for ``--json``."""
+    latest = history.latest
+    assert latest is not None
+    names = ("stream", "rate", "recorded", "kept", "bytes", "partitions")
+    kinds = ("kind", "name", "of", "rate", "lag")
+    return {
+        "at": datetime.fromtimestamp(latest.at, UTC),
+        "rate": history.rate("total"),
+        "streams": [
+            dict(zip(names, _stream_row(one, history), strict=True))
+            for one in _ordered(latest, history, "name")
+        ],
+        "readers": [dict(zip(kinds, row, strict=True)) for row in _readers(latest, history)],
+        "alerts": plain(alerts),
+    }
