@@ -151,7 +151,7 @@ def _own_findings() -> list[Finding]:
 
 
 async def _check_nats(servers: CommandServers) -> list[Finding]:
-    from liftenvelope.nats.tls_only import is_encrypted
+    from liftenvelope.nats.link import is_encrypted
 
     async with servers.jetstream() as js:
         nc, context = js.api.nc, servers.context

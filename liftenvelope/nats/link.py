@@ -64,6 +64,11 @@ def _forgets_backpressure() -> bool:
 _WRITELINES_IS_UNBOUNDED: Final = _forgets_backpressure()
 
 
+def is_encrypted(nc: Client) -> bool:
+    """Return True if a connection uses TLS, by the condition under which nats-py begins with TLS."""
+    return bool(nc._server_info.get("tls_required") or nc.options["tls_handshake_first"])
+
+
 #: Report of a refused permission; the name of a queue group may follow.
 _VIOLATION: Final = re.compile(
     rf'{PERMISSIONS_ERR} for (?P<verb>publish|subscription) to "(?P<subject>[^"]*)"', re.IGNORECASE

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 import nats.errors
 from nats.aio.client import Client
 
-__all__ = ["NoTlsError", "is_encrypted", "new_client"]
+from liftenvelope.nats.link import is_encrypted
+
+__all__ = ["NoTlsError", "new_client"]
 
 
 class NoTlsError(nats.errors.Error):
@@ -26,11 +28,6 @@ class _TlsOnlyClient(Client):
         if not is_encrypted(self):  # called again for each reconnect
             raise NoTlsError
         return super()._connect_command()
-
-
-def is_encrypted(nc: Client) -> bool:
-    """Return True if a connection uses TLS, by the condition under which nats-py begins with TLS."""
-    return bool(nc._server_info.get("tls_required") or nc.options["tls_handshake_first"])
 
 
 def new_client(urls: Sequence[str], *, tls: bool = False) -> Client:

@@ -226,7 +226,7 @@ def test_no_nats() -> None:
 def test_server_that_is_not_ready_in_time_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Stands in for a server that hangs. It ends at SIGINT, which programs in the background of a shell ignore.
+    # Stands in for a server that hangs, and ends at SIGINT even if a shell runs the tests in the background.
     hang = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_DFL); time.sleep(600)"
     program = tmp_path / "liftbridge"
     program.write_text(
