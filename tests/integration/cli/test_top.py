@@ -21,8 +21,10 @@ from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer
 from tests.integration.cli.commands import error_of, json_of, started, text_of
 
 #: Makes standard input the controlling terminal, so that it turns Ctrl-C into a signal, and runs the command.
+#: The signal is ignored from birth if the tests run in the background of a shell.
 IN_OWN_SESSION = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, [sys.executable, "-m", "liftenvelope", *sys.argv[1:]])
