@@ -62,7 +62,7 @@ def _head(latest: Snapshot, history: History, where: str, order: str) -> str:
     total = history.rate("total")
     rate = "-" if total is None else f"{total:,.0f}"
     what = f"{counted(len(latest.streams), 'stream')}, {rate} messages/s, sorted by {order}"
-    return shown(f"{moment} UTC  {where}  {what}  q: quit, s: sort")
+    return shown(f"{moment} UTC  {where}  {what}")
 
 
 def _alert_line(alert: MonitorAlert) -> Text:

@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 
 from liftenvelope.cli._places import DurationType
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from liftenvelope.monitor import Collector, Sampler
 
 __all__ = ["top"]
+
+_HINT: Final = Text("q quits, s sorts by rate, messages or name", style="bright_black")
 
 
 @click.command()
@@ -109,8 +112,9 @@ async def _show_live(collector: Collector, where: str) -> None:
                     version = waiting.result()
                     waiting = asyncio.create_task(collector.next(version))
                 if (latest := collector.history.latest) is not None:
-                    found = screen(collector.history, alerts(latest), where, ORDERS[order], console.height)
-                    live.update(found, refresh=True)
+                    rows, found = console.height - 1, alerts(latest)
+                    shown = screen(collector.history, found, where, ORDERS[order], rows)
+                    live.update(Group(_HINT, shown), refresh=True)
         finally:
             waiting.cancel()
             pressed.cancel()
