@@ -9,9 +9,10 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -115,12 +116,33 @@ async def program(folder: Path, *arguments: str, **variables: str) -> AsyncItera
         await process.wait()
 
 
+@contextmanager
+def systemd(address: Path) -> Iterator[list[list[str]]]:
+    """Yield what a program tells systemd; it is whole after the block.
+
+    A thread takes the messages: the socket holds 10 of them, and further ones fail.
+    """
+    states: list[list[str]] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.bind(str(address))
+
+        def take() -> None:
+            while message := told.recv(4096):
+                states.append(message.decode().splitlines())
+
+        taking = Thread(target=take)
+        taking.start()
+        try:
+            yield states
+        finally:
+            told.sendto(b"", str(address))
+            taking.join()
+
+
 async def test_workers_share_the_streams_and_one_port_tells_about_all(
     tmp_path: Path, jetstream_server: NatsServer, name: str
 ) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-        told.bind(str(tmp_path / "notify"))
-        told.setblocking(False)
+    with systemd(tmp_path / "notify") as states:
         variables = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"}
         arguments = ("--nats", jetstream_server.url, "--id", name)
         async with program(tmp_path, *arguments, **variables) as served:
@@ -138,22 +160,12 @@ async def test_workers_share_the_streams_and_one_port_tells_about_all(
                 await client.delete_stream(name)
             assert (await get(served.http, "/readyz")).body == "ready\n"
             await served.stopped()
-        states = messages(told)
     assert states.count(["WATCHDOG=1"]) >= 2
     status = f"STATUS=serving on {', '.join(served.addresses)}"
     assert [state for state in states if state != ["WATCHDOG=1"]] == [
         ["READY=1", status],
         ["STOPPING=1", "STATUS=draining, for at most 60.0 s"],
     ]
-
-
-def messages(told: socket.socket) -> list[list[str]]:
-    """Return all that systemd was told."""
-    found = []
-    with suppress(BlockingIOError):
-        while True:
-            found.append(told.recv(4096).decode().splitlines())
-    return found
 
 
 async def test_killed_worker_is_back_at_its_address_and_no_acked_message_is_lost(
