@@ -126,7 +126,7 @@ test-browser: chromium  ## the tests of the monitor's page, in Chromium
 chromium: setup
 	@if ! { [ -x /usr/bin/chromium ] && [ -x /usr/bin/chromedriver ]; }; then \
 		if [ "$$(id -u)" = 0 ]; then \
-			apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver; \
 		else \
 			echo 'Chromium is missing: run apt-get install chromium chromium-driver as root'; exit 1; \
 		fi; \
