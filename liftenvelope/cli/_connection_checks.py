@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from liftenvelope.cli._findings import Finding, FindingStatus
+from liftenvelope.rpc.address import is_loopback
 
 __all__ = [
     "ClockReading",
     "clock_finding",
     "encryption_finding",
-    "is_loopback",
     "nats_py_finding",
     "nats_server_finding",
     "skipped",
@@ -82,19 +81,6 @@ def nats_server_finding(version: str) -> Finding:
         expected=f"{_FEATURES[0][0]} or newer; {_FEATURES[-1][0]} for all features",
         remedy="update nats-server" if is_old else "",
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if a host is this machine.
-
-    Example:
-        >>> is_loopback("localhost"), is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("example.org")
-        (True, True, True, False)
-    """
-    try:
-        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
-    except ValueError:
-        return host.lower().rstrip(".") == "localhost"
 
 
 def encryption_finding(hosts: Sequence[str], *, encrypted: bool, login: bool) -> Finding:

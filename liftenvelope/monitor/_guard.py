@@ -25,6 +25,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from liftenvelope.errors import UsageError
+from liftenvelope.rpc.address import is_loopback
 
 __all__ = ["Guard", "MonitorAccess"]
 
@@ -70,16 +71,9 @@ class MonitorAccess:
         """
         if self.token and len(self.token) < _SHORTEST:
             raise UsageError(f"token must have at least {_SHORTEST} characters, got {len(self.token)}")
-        if not (self.token or self.user_header or _is_loopback(host)):
+        if not (self.token or self.user_header or is_loopback(host)):
             text = "http must be a loopback address such as 127.0.0.1:8040 without a token"
             raise UsageError(f"{text}, got {host}: set --token or LIFTENVELOPE_MONITOR_TOKEN")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Guard:

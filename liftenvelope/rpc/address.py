@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -13,7 +14,7 @@ from liftenvelope.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Address", "attempts", "connect", "connect_async", "parse_address"]
+__all__ = ["Address", "attempts", "connect", "connect_async", "is_loopback", "parse_address"]
 
 _Found: TypeAlias = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 _TCP: Final = socket.SOCK_STREAM
@@ -33,6 +34,19 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if a host is this machine.
+
+    Example:
+        >>> is_loopback("localhost"), is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("example.org")
+        (True, True, True, False)
+    """
+    try:
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost"
 
 
 def parse_address(text: str, *, any_port: bool = False) -> Address:
