@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from datetime import datetime
+from itertools import islice
 from typing import Final
 
 from liftenvelope.errors import CallTimeoutError, LiftEnvelopeError, TransportError
@@ -83,9 +84,9 @@ class JetStreamSampler:
             took=self._clock() - at,
         )
 
-    async def _part(self, name: str, work: asyncio.Future[None] | object) -> None:
+    async def _part(self, name: str, work: Awaitable[None]) -> None:
         try:
-            await work  # type: ignore[misc]
+            await work
         except LiftEnvelopeError as exc:
             self._faults.append(fault_of(name, exc))
 
@@ -114,13 +115,14 @@ class JetStreamSampler:
         self._consumers = {name: self._consumers[name] for name in read if name in self._consumers}
         wanted = self._turns.take(read, self._limits.reads, first=set(focus))
         answers = await each(wanted, self._consumers_of, self._limits.at_once)
+        room = self._limits.max_consumers - sum(map(len, self._consumers.values()))
         for stream, answer in zip(wanted, answers, strict=True):
             if isinstance(answer, TransportError | CallTimeoutError):
                 raise answer
-            if isinstance(answer, LiftEnvelopeError):  # such as a stream that was deleted meanwhile
-                self._consumers.pop(stream, None)
-            else:
-                self._consumers[stream] = answer
+            room += len(self._consumers.pop(stream, ()))
+            if not isinstance(answer, LiftEnvelopeError):  # such as a stream that was deleted meanwhile
+                self._consumers[stream] = dict(islice(answer.items(), room))
+                room -= len(self._consumers[stream])
 
     async def _consumers_of(self, stream: str) -> dict[str, ConsumerSample]:
         found: dict[str, ConsumerSample] = {}

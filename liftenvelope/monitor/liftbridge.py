@@ -137,6 +137,7 @@ class LiftbridgeSampler:
             groups = (await self._activity.update()).groups
             names = sorted(groups)[: self._limits.max_groups]
             if not names:
+                self._groups = {}
                 return
             live = (await self._client.fetch_metadata(streams=[], groups=names)).groups
             rows = {name: list(self._rows(name, streams)) for name in names}

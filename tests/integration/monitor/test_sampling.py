@@ -144,6 +144,17 @@ async def test_stream_beyond_the_limit_is_counted_and_left_out(server: NatsServe
         assert (list(snapshot.streams), snapshot.left_out) == (["S0", "S1"], 1)
 
 
+async def test_consumers_of_all_streams_share_one_limit(server: NatsServer) -> None:
+    async with await nats.connect(server.url) as nc, JetStream(nc, timeout=60) as js:
+        for name in ("A", "B"):
+            stream = await js.create_stream(StreamConfig(name=name, subjects=(name,)))
+            for number in range(2):
+                await stream.create_consumer(ConsumerConfig(name=f"worker-{number}"))
+        sampler = JetStreamSampler(js, MonitorLimits(max_consumers=3))
+        for _ in range(2):
+            assert len((await sampler.sample()).consumers) == 3
+
+
 async def test_sample_of_a_stopped_server_fails(server: NatsServer) -> None:
     async with await nats.connect(server.url) as nc, JetStream(nc, timeout=2) as js:
         sampler = JetStreamSampler(js)
