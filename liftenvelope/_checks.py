@@ -296,6 +296,10 @@ def check_settings(settings: Mapping[str, int | bool]) -> None:
             raise UsageError(f"{name} must be at most {_LONGEST_MS} milliseconds, got {value!r}")
 
 
+#: Packages whose modules have other names.
+_PACKAGES = {"google": "protobuf", "opentelemetry": "opentelemetry-api"}
+
+
 def require(module: str, extra: str) -> Any:
     """Import a module of an optional dependency.
 
@@ -307,5 +311,6 @@ def require(module: str, extra: str) -> Any:
     except ModuleNotFoundError as exc:
         if exc.name is None or module.partition(".")[0] != exc.name.partition(".")[0]:
             raise
-        text = f"this needs {exc.name}: run pip install 'liftenvelope[{extra}]'"
+        package = _PACKAGES.get(exc.name.partition(".")[0], exc.name)
+        text = f"this needs {package}: run pip install 'liftenvelope[{extra}]'"
         raise MissingExtraError(text, name=exc.name) from exc

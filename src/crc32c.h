@@ -12,16 +12,38 @@
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #include <nmmintrin.h>
+#if defined(__clang_major__) && __clang_major__ >= 14 /* there the instruction is a feature of its own */
+#define CRC32C_TARGET __attribute__((target("sse4.2,crc32")))
+#else
 #define CRC32C_TARGET __attribute__((target("sse4.2")))
+#endif
 #define CRC32C_U64(crc, word) ((uint32_t)_mm_crc32_u64((crc), (word)))
 #define CRC32C_U8(crc, byte) _mm_crc32_u8((crc), (byte))
-#define CRC32C_PROBE() __builtin_cpu_supports("sse4.2")
-#elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
-#include <arm_acle.h>
+static int crc32c_probe(void) { return __builtin_cpu_supports("sse4.2") != 0; }
+
+#elif defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__))
+/* Written as assembly, because compilers disagree about the target attribute that arm_acle.h needs: gcc takes
+ * "+crc", older clang only "crc". */
 #define CRC32C_TARGET
-#define CRC32C_U64(crc, word) __crc32cd((crc), (word))
-#define CRC32C_U8(crc, byte) __crc32cb((crc), (byte))
-#define CRC32C_PROBE() 1
+static inline uint32_t crc32c_u64(uint32_t crc, uint64_t word) {
+    __asm__(".arch_extension crc\n\tcrc32cx %w0, %w0, %x1" : "+r"(crc) : "r"(word));
+    return crc;
+}
+static inline uint32_t crc32c_u8(uint32_t crc, uint8_t byte) {
+    __asm__(".arch_extension crc\n\tcrc32cb %w0, %w0, %w1" : "+r"(crc) : "r"(byte));
+    return crc;
+}
+#define CRC32C_U64(crc, word) crc32c_u64((crc), (word))
+#define CRC32C_U8(crc, byte) crc32c_u8((crc), (byte))
+#if defined(__APPLE__) || defined(__ARM_FEATURE_CRC32) /* every Mac with this processor has the instruction */
+static int crc32c_probe(void) { return 1; }
+#elif defined(__linux__)
+#include <sys/auxv.h>
+/* HWCAP_CRC32 of asm/hwcap.h, which musl's headers do not bring. */
+static int crc32c_probe(void) { return (getauxval(AT_HWCAP) & (1ul << 7)) != 0; }
+#else
+static int crc32c_probe(void) { return 0; }
+#endif
 #endif
 
 static uint32_t crc32c_tables[8][256];
@@ -60,7 +82,7 @@ static uint32_t crc32c_table(const uint8_t *data, size_t size) {
 }
 
 #ifdef CRC32C_TARGET
-static int crc32c_has_native(void) { return CRC32C_PROBE() != 0; }
+static int crc32c_has_native(void) { return crc32c_probe(); }
 
 CRC32C_TARGET static uint32_t crc32c_native(const uint8_t *data, size_t size) {
     uint32_t crc = 0xFFFFFFFFu;

@@ -1,90 +1,75 @@
-"""An sdist, a wheel built from it, and an installation without extras in an empty environment."""
+"""The sdist and the wheels that this machine can make, tried in fresh environments: the part of make test-dist for CI."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tarfile
-import venv
 import zipfile
+from dataclasses import dataclass
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
 
+from tests.packaging.building import Workshop, build_sdist
+from tests.packaging.interpreters import ROOT, Interpreter
+from tests.packaging.trying import Bench
+
 #: Every extension is compiled, on a machine that may have other work.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
-ROOT = Path(__file__).resolve().parents[2]
-
-#: Without PYTHONPATH and the like: a checkout that the caller names would hide what is installed.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-
-PROGRAM = """
-import sys
-import liftenvelope
-from liftenvelope.nats import AckInbox
-assert liftenvelope.BACKEND == "cython", liftenvelope.BACKEND
-assert liftenvelope.new_message(b"hello").hex() == "b90e43b40008000008ffffffffffffffffff011a0568656c6c6f"
-try:
-    import liftenvelope.arrow
-except liftenvelope.errors.MissingExtraError as error:
-    assert "pip install 'liftenvelope[arrow]'" in str(error), error
-else:
-    sys.exit("pyarrow is here: the environment is not empty")
-for name in ("connect", "connect_blocking"):
-    try:
-        getattr(liftenvelope, name)
-    except liftenvelope.errors.MissingExtraError as error:
-        assert "pip install 'liftenvelope[client]'" in str(error), error
-    else:
-        sys.exit("protobuf is here: the environment is not empty")
-"""
+HERE = Interpreter(version=f"{sys.version_info.major}.{sys.version_info.minor}", path=Path(sys.executable))
 
 
-def run(*command: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+@dataclass(frozen=True, kw_only=True)
+class Distributions:
+    sdist: Path
+    native: Path
+    twins: Path
 
 
 @pytest.fixture(scope="module")
-def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist, and the wheel that is built from it and not from the checkout."""
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
+    """The sdist, and the wheels that are built from it and not from the checkout."""
     folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--outdir", folder, ROOT)
-    return folder
+    sdist = build_sdist(folder).path
+    workshop = Workshop(sdist, folder / "work", folder)
+    return Distributions(sdist=sdist, native=workshop.native(HERE).path, twins=workshop.of_twins(HERE).path)
 
 
-def test_the_sdist_has_what_a_build_needs(distributions: Path) -> None:
-    (sdist,) = distributions.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
+@pytest.fixture(scope="module")
+def bench(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(HERE, distributions.sdist, tmp_path_factory.mktemp("bench"))
+
+
+def test_sdist_has_sources_tests_and_docs_and_no_generated_c(distributions: Distributions) -> None:
+    with tarfile.open(distributions.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     needed = {
         "src/_fastenv.pyx",
-        "src/_fastbatch.pyx",
         "src/_cursor.pxd",
         "src/_columns.pxi",
         "src/crc32c.h",
         "setup.py",
+        "Makefile",
         "README.md",
+        "docs/index.md",
+        "docs/images/monitor-stream.png",
+        "examples/bulk_read.py",
+        "tests/conftest.py",
+        "tests/unit/data/go_corpus.jsonl.gz",
+        "tests/fuzz/cover.c",
         "liftenvelope/testing/_servers/go.mod",
         "liftenvelope/testing/_servers/go.sum",
         "liftenvelope/testing/_servers/tools.go",
     }
     assert needed <= names
+    assert not [name for name in names if name.startswith("src/") and name.endswith((".c", ".html"))]
+    assert not [name for name in names if "__pycache__" in name or name.endswith((".pyc", ".so"))]
 
 
-def test_the_wheel_has_the_types_the_extensions_and_the_server_module(distributions: Path) -> None:
-    (wheel,) = distributions.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
+def test_wheel_has_types_extensions_and_data(distributions: Distributions) -> None:
+    names = set(zipfile.ZipFile(distributions.native).namelist())
     needed = {
         "py.typed",
         "_native/_fastenv.pyi",
@@ -102,19 +87,41 @@ def test_the_wheel_has_the_types_the_extensions_and_the_server_module(distributi
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "src/"))]
 
 
-def test_an_empty_environment_encodes(distributions: Path, tmp_path: Path) -> None:
-    (wheel,) = distributions.glob("*.whl")
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", wheel)
-    run(python, "-c", PROGRAM, cwd=tmp_path)
-    done = subprocess.run(
-        [tmp_path / "venv" / "bin" / "liftenvelope"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-    )
-    assert done.returncode == 1
-    assert "pip install 'liftenvelope[cli]'" in done.stderr
+def test_wheel_of_twins_serves_every_machine(distributions: Distributions) -> None:
+    assert distributions.twins.name.endswith("-py3-none-any.whl")
+    assert not [name for name in zipfile.ZipFile(distributions.twins).namelist() if name.endswith(".so")]
+
+
+def test_links_of_the_description_lead_from_the_package_index_to_files_that_exist(
+    distributions: Distributions,
+) -> None:
+    archive = zipfile.ZipFile(distributions.twins)
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = message_from_bytes(archive.read(name))
+    urls = dict(value.split(", ") for value in metadata.get_all("Project-URL", []))
+    links = [part.partition(")")[0] for part in str(metadata.get_payload()).split("](")[1:]]
+    ours = [link for link in links if link.startswith(urls["Source"])]
+    assert len(ours) > 10
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    paths = [link.removeprefix(urls["Source"]).split("/", 3)[3].partition("#")[0] for link in ours]
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_each_extra_alone_imports_its_modules_from_the_native_wheel(
+    distributions: Distributions, bench: Bench
+) -> None:
+    bench.extras(distributions.native, backend="cython", names=("", "client", "cli"))
+
+
+def test_without_extras_the_wheel_of_twins_names_each_missing_one(
+    distributions: Distributions, bench: Bench
+) -> None:
+    bench.extras(distributions.twins, backend="python", names=("",))
+
+
+def test_programs_of_the_readme_run_with_the_native_wheel(distributions: Distributions, bench: Bench) -> None:
+    assert bench.examples(distributions.native) == 2
+
+
+def test_sdist_without_a_compiler_gives_the_twins_with_one_warning(bench: Bench) -> None:
+    bench.sdist_without_compiler()

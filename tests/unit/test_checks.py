@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +19,9 @@ from liftenvelope._checks import (
     as_signed_seconds,
     as_text,
     is_encodable,
+    require,
 )
-from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.errors import MissingExtraError, UsageError, UsageTypeError
 
 #: Larger than the largest float.
 HUGE = 10**400
@@ -156,3 +159,32 @@ class TestChoices:
     def test_extra_text_follows_the_choices(self) -> None:
         with pytest.raises(UsageError, match=r"^mode must be one of 'a', 'b' or a function, got 'c'$"):
             as_choice("mode", "c", ("a", "b"), extra=" or a function")
+
+
+class TestRequire:
+    @pytest.mark.parametrize(
+        ("module", "package"),
+        [
+            ("google.protobuf.message", "protobuf"),
+            ("opentelemetry.trace", "opentelemetry-api"),
+            ("pyarrow.compute", "pyarrow"),
+        ],
+    )
+    def test_names_the_package_to_install(
+        self, module: str, package: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in [name for name in sys.modules if name == module or module.startswith(f"{name}.")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setattr(sys, "path", [])
+        with pytest.raises(MissingExtraError) as caught:
+            require(module, "some")
+        assert str(caught.value) == f"this needs {package}: run pip install 'liftenvelope[some]'"
+
+    def test_error_inside_an_installed_package_passes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "broken_peer.py").write_text("import nothing_of_this_name", "utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(ModuleNotFoundError, match="nothing_of_this_name") as caught:
+            require("broken_peer", "some")
+        assert type(caught.value) is ModuleNotFoundError
