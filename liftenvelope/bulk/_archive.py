@@ -24,6 +24,7 @@ from liftenvelope.bulk.ranges import Gap, Progress, Range, Stop, parse_begin, pa
 from liftenvelope.bulk.sources import RangedStream, open_stream
 from liftenvelope.client.positions import Start
 from liftenvelope.errors import OffsetOutOfRangeError, UsageError
+from liftenvelope.jetstream.subject_filter import parse_subjects
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,6 +57,7 @@ def to_parquet(
     path: str | os.PathLike[str],
     *,
     partitions: Iterable[int] | int | None = None,
+    subjects: Iterable[str] | str | None = None,
     start: Start = "earliest",
     stop: Stop = None,
     columns: Iterable[str] | None = None,
@@ -85,6 +87,7 @@ def to_parquet(
         path: Folder on the local file system, created if missing. URLs such as ``s3://bucket/orders`` are
             refused: write to a local folder and copy its files.
         partitions: As for :func:`read`.
+        subjects: As for :func:`read`. All runs of an archive must be given the same.
         start: As for :func:`read`. Applies only to partitions without files.
         stop: As for :func:`read`.
         columns: As for :func:`read`; ``offset`` must be one of them.
@@ -121,8 +124,17 @@ def to_parquet(
     as_count("rotate_bytes", rotate_bytes)
     if not _is_codec(compression):
         raise UsageError(f"compression must be a codec of pyarrow, got {compression!r}")
+    wanted = parse_subjects(subjects)
     opened = open_stream(source, stream, access)
-    plan = make_plan(columns, envelope, batch_rows, batch_bytes, on_retention, unsigned=opened.unsigned)
+    plan = make_plan(
+        columns,
+        envelope,
+        batch_rows,
+        batch_bytes,
+        on_retention,
+        unsigned=opened.unsigned,
+        subjects=wanted,
+    )
     if "offset" not in plan.columns:
         raise UsageError("columns must have 'offset' for an archive")
     folder = ArchiveFolder(local, stream, plan, rotate_rows, rotate_bytes, compression)
@@ -132,6 +144,7 @@ def to_parquet(
             claims.enter_context(folder.claimed(number))
             spans.append(_span(opened, folder, number, start, stop, on_retention))
         spans = [one for one in spans if one.start < one.stop]
+        opened.filter_by(wanted, whole=on_gap is not None)
         return _ArchiveRun(opened, folder, spans, progress, on_gap).run()
 
 

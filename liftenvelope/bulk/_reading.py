@@ -17,6 +17,7 @@ from liftenvelope.bulk.ranges import Range, Stop, split_ranges
 from liftenvelope.bulk.sources import open_stream
 from liftenvelope.client.positions import Start
 from liftenvelope.errors import UsageError
+from liftenvelope.jetstream.subject_filter import parse_subjects
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +37,7 @@ def read(
     stream: str,
     *,
     partitions: Iterable[int] | int | None = None,
+    subjects: Iterable[str] | str | None = None,
     start: Start = "earliest",
     stop: Stop = None,
     columns: Iterable[str] | None = None,
@@ -70,6 +72,9 @@ def read(
             commas.
         stream: Name of the stream.
         partitions: Numbers of the partitions, or one number. Default: all.
+        subjects: Subject of the messages to return, or several; ``*`` stands for one token, ``>`` at the
+            end for one or more. Default: all. The server filters if that is faster, and the reader
+            otherwise; see docs/bulk-filters.md.
         start: ``"earliest"``, ``"latest"`` (the newest message), an offset, a moment (a
             :class:`~datetime.datetime` or :class:`~liftenvelope.client.positions.Timestamp`), or a timedelta
             back from now.
@@ -91,7 +96,8 @@ def read(
             second consumer.
         on_retention: Policy if unread messages are gone from the beginning of the stream: ``"raise"`` an
             error, or ``"skip"`` the messages like any other gap.
-        on_gap: Called with a :class:`Gap` for each run of offsets in the range without messages.
+        on_gap: Called with a :class:`Gap` for each run of offsets in the range without messages. Messages
+            that ``subjects`` leaves out are no gap; to tell them apart, the reader filters.
         progress: Called with a :class:`Progress` after every batch.
         access: Connection options beyond the URLs.
 
@@ -118,10 +124,14 @@ def read(
     as_choice("via", via, get_args(Via))
     if via != "auto" and not unsigned:
         raise UsageError(f"via must be 'auto' for Liftbridge, got {via!r}: it is for JetStream")
-    plan = make_plan(columns, envelope, batch_rows, batch_bytes, on_retention, unsigned=unsigned)
+    wanted = parse_subjects(subjects)
+    plan = make_plan(
+        columns, envelope, batch_rows, batch_bytes, on_retention, unsigned=unsigned, subjects=wanted
+    )
     opened = open_stream(source, stream, access)
     try:
         spans = plan_ranges(opened, parts, begin, end, on_retention, via=via)
+        opened.filter_by(wanted, whole=on_gap is not None)
         total = sum(span.stop - span.start for span in spans)
         spans = split_ranges([span for span in spans if span.start < span.stop], parallel or 1)
         threads = parallel or min(len(spans), PARALLEL)
@@ -136,6 +146,7 @@ def tail(
     stream: str,
     *,
     partitions: Iterable[int] | int | None = None,
+    subjects: Iterable[str] | str | None = None,
     start: Start = "new",
     columns: Iterable[str] | None = None,
     envelope: EnvelopeMode = "none",
@@ -155,6 +166,7 @@ def tail(
         source: As for :func:`read`.
         stream: Name of the stream.
         partitions: As for :func:`read`.
+        subjects: As for :func:`read`.
         start: As for :func:`read`; or ``"new"`` (default): after the message that is the newest now.
         columns: As for :func:`read`.
         envelope: As for :func:`read`.
@@ -177,6 +189,7 @@ def tail(
     check_calls(on_gap, progress)
     target = find_target(source, access)
     unsigned = target.kind is ServerKind.NATS
+    wanted = parse_subjects(subjects)
     plan = make_plan(
         columns,
         envelope,
@@ -185,10 +198,12 @@ def tail(
         on_retention,
         unsigned=unsigned,
         batch_seconds=batch_seconds,
+        subjects=wanted,
     )
     opened = open_stream(source, stream, access)
     try:
         ranges = plan_ranges(opened, parts, begin, None, on_retention, may_be_ahead=True, via="consumer")
+        opened.filter_by(wanted, whole=on_gap is not None)
         spans = [Range(span.partition, span.start, -1) for span in ranges]
         return start_reader(opened, spans, plan, len(spans), None, progress, on_gap)
     except BaseException:
@@ -201,6 +216,7 @@ def count(
     stream: str,
     *,
     partitions: Iterable[int] | int | None = None,
+    subjects: Iterable[str] | str | None = None,
     start: Start = "earliest",
     stop: Stop = None,
     access: Access | None = None,
@@ -214,6 +230,7 @@ def count(
         source: As for :func:`read`.
         stream: Name of the stream.
         partitions: As for :func:`read`.
+        subjects: As for :func:`read`.
         start: As for :func:`read`. Messages that retention has removed are not counted.
         stop: As for :func:`read`.
         access: As for :func:`read`.
@@ -226,13 +243,14 @@ def count(
         234567
     """
     begin, end, parts = check_range(partitions, start, stop, None)
+    wanted = parse_subjects(subjects)
     opened = open_stream(source, stream, access)
     with contextlib.closing(opened):
         spans = plan_ranges(opened, parts, begin, end, "skip")
         spans = [span for span in spans if span.start < span.stop]
-        known = [opened.count(span) for span in spans]
+        known = [opened.count(span, wanted) for span in spans]
         if all(number is not None for number in known):
             return sum(number or 0 for number in known)
-        plan = make_plan(["offset"], "none", 2**20, 2**28, "skip", unsigned=opened.unsigned)
+        plan = make_plan(["offset"], "none", 2**20, 2**28, "skip", unsigned=opened.unsigned, subjects=wanted)
         rows = start_batches(opened, spans, plan, min(len(spans), PARALLEL), None, None, None)
         return sum(batch.num_rows for batch in rows)
