@@ -6,6 +6,7 @@ from typing import Final, TypeAlias
 
 from liftenvelope._checks import as_choice
 from liftenvelope.errors import UsageTypeError
+from liftenvelope.payload._arrow import ArrowBatches
 from liftenvelope.payload._formats import PayloadFormat
 from liftenvelope.payload._json import Json
 
@@ -16,7 +17,7 @@ PayloadChoice: TypeAlias = "str | PayloadFormat | None"
 
 _RAW: Final = "raw"
 #: Formats that need no option.
-_NAMED: Final = {kind.name: kind for kind in (Json,)}
+_NAMED: Final = {kind.name: kind for kind in (Json, ArrowBatches)}
 #: Formats that a name alone does not describe, with an example.
 _DESCRIBED: Final = {"avro": "Avro(schema=...)", "protobuf": "Protobuf(message=...)"}
 

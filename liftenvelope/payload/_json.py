@@ -27,12 +27,12 @@ __all__ = ["Json"]
 class Json(PayloadFormat):
     """JSON objects, one per message, by pyarrow's JSON reader.
 
-    A missing field and ``null`` are null. A value that does not fit its type makes the message bad: nothing is
-    cast, except that numbers of a ``float64`` field are rounded to the nearest double.
+    A missing field and ``null`` are null. A value that does not fit its type makes the message bad. Nothing
+    is cast, except that numbers of a ``float64`` field are rounded to the nearest double.
 
     Attributes:
-        schema: Fields and their types; any of bool, integers, float64, string, timestamp, decimal128, list and
-            struct. Default: inferred from the first messages of the range.
+        schema: Fields and their types: bool, integers, float64, string, timestamp, decimal128, and lists and
+            structs of them. Default: inferred from the first messages of the range.
         sample: Number of first messages from which the schema is inferred. Default 1,000.
         unknown: Fields that the schema does not have: ``"drop"`` (default), or ``"keep"`` them in the column
             ``extra``, as a JSON object.

@@ -35,8 +35,9 @@ __all__ = ["BlockParser", "object_of"]
 
 #: Bytes to parse in one call: the reader counts in 32 bits.
 _BLOCK_BYTES: Final = 32 * 1024 * 1024
-#: Rows that are searched one by one for faults after a block has failed.
-_SEARCH_ROWS: Final = 1024
+#: A block that fails is split by this number, until it has few rows, which are searched one by one.
+_PARTS: Final = 8
+_SEARCH_ROWS: Final = 128
 _SPACE: Final = b" \t\r\n"
 _NOT_JSON: Final = "no JSON object"
 
@@ -99,7 +100,7 @@ class BlockParser:
         if not isinstance(found, str):
             return found, ()
         if len(values) > _SEARCH_ROWS:
-            return self._parse_parts(values, _SEARCH_ROWS)
+            return self._parse_parts(values, max(_SEARCH_ROWS, len(values) // _PARTS))
         return self._search(values.to_pylist())
 
     def _search(self, items: list[bytes]) -> tuple[pa.RecordBatch, Sequence[BadValue]]:
