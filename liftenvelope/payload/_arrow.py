@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import itertools
+from collections.abc import Collection, Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
@@ -87,9 +88,9 @@ class ArrowBatches(PayloadFormat):
         return ArrowDecoder(self, fields.remove_metadata(), columns)
 
     def _first_schema(self, sample: pa.Array) -> pa.Schema:
-        for value in sample:
+        for value in buffers_of(sample):
             try:
-                found = read_batch(value.as_buffer(), self).schema
+                found = read_batch(value, self).schema
                 check_names("schema", found)
             except (ValueError, UsageError):
                 continue
@@ -102,14 +103,21 @@ class ArrowBatches(PayloadFormat):
         return ArrowEncoder(self.stripped(schema), self.compression)
 
 
+def buffers_of(values: pa.Array) -> Iterator[pa.Buffer]:
+    """Yield the bytes of values in place; a scalar's buffer would be a copy."""
+    _, ends, data = values.cast(pa.binary()).buffers()
+    offsets = memoryview(ends).cast("i")[values.offset : values.offset + len(values) + 1]
+    for start, stop in itertools.pairwise(offsets):
+        yield data.slice(start, stop - start)
+
+
 def read_batch(value: pa.Buffer, limits: ArrowBatches) -> pa.RecordBatch:
     """Return the rows of a message, with all its buffers checked.
 
     Raises:
         ValueError: The message is no Arrow IPC stream, or exceeds a limit.
     """
-    if value.address % _ALIGNMENT:
-        value = pa.py_buffer(value.to_pybytes())
+    value = _aligned(value)
     try:
         _check_claims(value, limits)
         with ipc.open_stream(value) as stream:
@@ -119,6 +127,15 @@ def read_batch(value: pa.Buffer, limits: ArrowBatches) -> pa.RecordBatch:
             return found
     except (pa.ArrowException, OSError, EOFError) as exc:
         raise ValueError(f"no Arrow IPC stream: {exc}") from exc
+
+
+def _aligned(value: pa.Buffer) -> pa.Buffer:
+    """Return a buffer whose parts Arrow can use in place: a message starts anywhere in its batch."""
+    if value.address % _ALIGNMENT == 0:
+        return value
+    copy = pa.allocate_buffer(value.size)
+    memoryview(copy)[:] = memoryview(value)
+    return copy
 
 
 def _check_claims(value: pa.Buffer, limits: ArrowBatches) -> None:
@@ -147,15 +164,15 @@ class ArrowDecoder(PayloadDecoder):
         """Decode values; see :meth:`PayloadDecoder.decode`."""
         batches: list[pa.RecordBatch] = []
         bad: list[BadValue] = []
-        for index, value in enumerate(values):
+        for index, value in enumerate(buffers_of(values)):
             try:
-                batches.append(self._aligned(read_batch(value.as_buffer(), self._kind)))
+                batches.append(self._chosen(read_batch(value, self._kind)))
             except ValueError as exc:
                 bad.append(BadValue(index, str(exc)))
                 batches.append(self._nulls(1))
         return Decoded(batches, tuple(bad))
 
-    def _aligned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns of the schema.
 
         Raises:
