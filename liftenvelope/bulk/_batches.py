@@ -148,7 +148,7 @@ def start_reader(
     on_gap: OnGap | None,
     decoder: BatchDecoder | None = None,
 ) -> pa.RecordBatchReader:
-    """Start a read as :func:`start_batches` does; return it as an Arrow reader, decoded if it has a payload."""
+    """Start a read as :func:`start_batches` does; return it as an Arrow reader, perhaps decoded."""
     # This function exists for its frame. Errors that were handled while the read was planned keep the frames
     # of the callers alive in their tracebacks, and a reference there would keep a dropped reader running.
     batches = start_batches(source, spans, plan, parallel, total, progress, on_gap)

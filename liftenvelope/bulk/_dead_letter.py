@@ -29,10 +29,10 @@ _HEADERS: Final = pa.map_(pa.string(), pa.binary())
 class DeadLetter:
     """Stream that takes the bad messages of a read.
 
-    Each bad message is written with its own value, key and headers, and with the headers
-    ``Liftenvelope-Bad-Reason``, ``-Stream``, ``-Partition`` and ``-Offset``, before the good rows of its batch
-    are handed out. A read that is repeated writes them again: at least once. On JetStream, their message ids
-    remove such duplicates within the ``duplicate_window`` of the stream.
+    Each bad message is written with its own value, key and headers, before the good rows of its batch are
+    handed out. It gets the headers ``Liftenvelope-Bad-Reason``, ``-Stream``, ``-Partition`` and ``-Offset``.
+    A read that is repeated writes them again: at least once. On JetStream, their message ids remove such
+    duplicates within the ``duplicate_window`` of the stream.
 
     Attributes:
         stream: Name of an existing stream.

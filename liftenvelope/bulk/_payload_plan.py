@@ -1,4 +1,4 @@
-"""Plan of a read with ``payload=``: options checked before any I/O, then the schema, if need be from a sample."""
+"""Plan of a read with ``payload=``: options checked before any I/O, then the schema."""
 
 from __future__ import annotations
 

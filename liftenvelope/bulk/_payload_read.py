@@ -165,7 +165,7 @@ class RowDecoder:
         arrays |= zip(typed[0].schema.names, typed[0].columns, strict=True)
         if self._keeps_bad:
             arrays |= _bad_columns(values, bad)
-        out = self._batch(arrays, batch.num_rows)
+        out = self._batch(arrays)
         if bad and not self._keeps_bad:
             out = out.slice(0, stop)
             mask = _except({value.index for value in bad}, stop)
@@ -189,9 +189,9 @@ class RowDecoder:
                 arrays["bad_reason"] = pa.array([reason] * rows, pa.string())
                 value = None if reason is None else batch["value"][index].as_py()
                 arrays["bad_value"] = pa.array([value] * rows, pa.binary())
-            yield self._batch(arrays, rows)
+            yield self._batch(arrays)
 
-    def _batch(self, arrays: dict[str, pa.Array], rows: int) -> pa.RecordBatch:
+    def _batch(self, arrays: dict[str, pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([arrays[name] for name in self.schema.names], schema=self.schema)
 
     def _numbered(self, rows: int) -> pa.Array:

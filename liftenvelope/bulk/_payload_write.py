@@ -1,4 +1,4 @@
-"""Encode the typed columns of a table into the column ``value``: the first step of a write with ``payload=``."""
+"""Encode typed columns into the column ``value``: the first step of a write with ``payload=``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HEADERS: Final = pa.map_(pa.string(), pa.string())
 
 
 def open_encoded(data: Any, kind: PayloadFormat, pack_rows: int, pack_bytes: int) -> pa.RecordBatchReader:
-    """Return a reader of rows with the column ``value``, encoded from all columns that a stream does not have.
+    """Return a reader with the column ``value``, encoded from all columns that a stream does not have.
 
     Batches are encoded while the reader is read.
 

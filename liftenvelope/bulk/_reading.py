@@ -87,8 +87,8 @@ def read(
             A payload that is not a valid envelope is returned unchanged. Liftbridge servers unwrap envelopes
             themselves.
         payload: Format of the values, which replaces the column ``value`` by typed columns: ``"json"``,
-            ``"msgpack"``, ``"arrow"``, or a format of :mod:`liftenvelope.payload` with options. Default: none.
-            See docs/payloads.md.
+            ``"msgpack"``, ``"arrow"``, or a format of :mod:`liftenvelope.payload` with options. Default:
+            none. See docs/payloads.md.
         on_bad: Policy for messages that do not fit the payload: ``"fail"`` (default) with
             :class:`~liftenvelope.payload.BadPayloadError` after the rows before them; ``"column"`` for
             columns ``bad_reason`` and ``bad_value``; or write them to the stream of a :class:`DeadLetter`.

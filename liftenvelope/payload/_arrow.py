@@ -16,9 +16,9 @@ from liftenvelope.payload._types import check_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.ipc as ipc
+    from pyarrow import ipc
 else:
-    import pyarrow.ipc as ipc
+    from pyarrow import ipc
 
     from liftenvelope.payload._formats import pa
 

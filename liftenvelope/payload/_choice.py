@@ -9,6 +9,7 @@ from liftenvelope.errors import UsageTypeError
 from liftenvelope.payload._arrow import ArrowBatches
 from liftenvelope.payload._formats import PayloadFormat
 from liftenvelope.payload._json import Json
+from liftenvelope.payload._msgpack import Msgpack
 
 __all__ = ["PayloadChoice", "as_payload"]
 
@@ -17,7 +18,7 @@ PayloadChoice: TypeAlias = "str | PayloadFormat | None"
 
 _RAW: Final = "raw"
 #: Formats that need no option.
-_NAMED: Final = {kind.name: kind for kind in (Json, ArrowBatches)}
+_NAMED: Final = {kind.name: kind for kind in (Json, Msgpack, ArrowBatches)}
 #: Formats that a name alone does not describe, with an example.
 _DESCRIBED: Final = {"avro": "Avro(schema=...)", "protobuf": "Protobuf(message=...)"}
 

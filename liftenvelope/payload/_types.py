@@ -49,11 +49,13 @@ def _is_json(kind: pa.DataType) -> bool:
 def _is_object(kind: pa.DataType) -> bool:
     types = pa.types
     plain = types.is_boolean(kind) or types.is_integer(kind) or types.is_float64(kind) or is_text(kind)
-    return bool(plain or _is_bytes(kind) or types.is_timestamp(kind))
+    return bool(plain or _is_bytes(kind) or (types.is_timestamp(kind) and kind.unit == "us" and kind.tz))
 
 
 JSON_TYPES: Final = TypeSet("JSON", "bool, integers, float64, string, timestamp and decimal128", _is_json)
-OBJECT_TYPES: Final = TypeSet("msgpack", "bool, integers, float64, string, binary and timestamp", _is_object)
+OBJECT_TYPES: Final = TypeSet(
+    "msgpack", "bool, integers, float64, string, binary and timestamp[us] with a zone", _is_object
+)
 
 
 def as_schema(name: str, schema: Any, types: TypeSet) -> pa.Schema:
