@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("group",),
     ("gateway",),
     ("bulk",),
-    ("spark",),
+    ("spark", "archive"),
     ("testing",),
     ("otel", "monitor"),
     ("cli",),
@@ -64,9 +64,9 @@ FORBIDDEN = {
     "gateway": {"client"},
     "bulk": {"gateway", "group"},
     "spark": {"gateway"},
-    "otel": {"testing", "spark"},
-    "monitor": {"testing", "spark", "gateway", "bulk"},
-    "__init__": {"spark", "testing", "cli", "gateway", "bulk", "otel", "monitor"},
+    "otel": {"testing", "spark", "archive"},
+    "monitor": {"testing", "spark", "archive", "gateway", "bulk"},
+    "__init__": {"spark", "archive", "testing", "cli", "gateway", "bulk", "otel", "monitor"},
     # Servers to test against: of the package's own work no more than what it takes to ask them.
     "testing": set(RANK) - {"errors", "_version", "_checks", "_pb", "rpc", "gateway"},
 }
