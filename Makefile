@@ -29,8 +29,8 @@ WITHOUT_SERVERS := tests/unit tests/twin tests/test_layers.py
 NO_SOURCES := --ignore=tests/unit/project/test_tests.py --ignore=tests/unit/project/test_log_table.py \
 	--ignore=tests/unit/project/test_architecture_page.py --ignore=tests/unit/project/test_results_picture.py
 OF_BEHAVIOUR := tests/unit tests/twin $(NO_SOURCES)
-# Tests that make test leaves to make fuzz, make test-spark and make test-browser.
-ELSEWHERE := tests/fuzz tests/spark tests/browser
+# Tests that make test leaves to make fuzz, make test-spark, make test-browser and make test-dist-some.
+ELSEWHERE := tests/fuzz tests/spark tests/browser tests/packaging/test_distribution.py
 # Processes for the tests on servers. Many of them mostly wait: six keep two processors busy.
 WORKERS ?= 6
 # Processes for those that need no server. They seldom wait, and each process takes ten seconds to collect them.
@@ -38,7 +38,7 @@ COMPUTING ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 # Versions that the package claims to support.
 CLAIMED := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)",/\1/p' pyproject.toml)
 # Dependencies whose lower bounds are tested, each as name==version, the lowest where there are several.
-LOWEST := $(shell grep -oE '"(nats-py|h2|hpack|protobuf|pyarrow|click|rich|aiohttp|prometheus_client|opentelemetry-[a-z-]+)>=[0-9.b]+' \
+LOWEST := $(shell grep -oE '"(nats-py|h2|hpack|protobuf|pyarrow|click|rich|aiohttp|prometheus_client|fastavro|msgpack|opentelemetry-[a-z-]+)>=[0-9.b]+' \
 	pyproject.toml | sed 's/"//; s/>=/==/' | sort -V | sort -s -u -t= -k1,1)
 # Tests on servers that run with the lowest versions.
 ON_LOWEST := tests/integration/nats tests/integration/jetstream tests/integration/otel tests/integration/gateway/test_http.py
@@ -49,19 +49,25 @@ SOME_OF_SPARK := tests/spark/test_functions.py tests/spark/test_session.py tests
 # What acks the envelopes of the demo: gateway, or liftbridge, which is built first.
 BROKER ?= gateway
 
+.PHONY: dist dist-interpreters test-dist test-dist-all test-dist-some packaging api-check
 .PHONY: help setup versions servers demo test without-servers interpreters test-minimum test-minimum-some minimum test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
-$(VENV)/.ready: pyproject.toml setup.py $(wildcard src/*.pyx src/*.px[di] src/*.h)
+# Extensions are built by themselves: an editable install compiles all of them, whatever has changed.
+$(VENV)/.ready: pyproject.toml
 	rm -f liftenvelope/*.so  # older checkouts built the extensions there
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade 'pip>=25.1'
-	PYTHONWARNINGS=ignore $(RUN) -m pip install --quiet --editable '.[$(EXTRAS)]' --group dev
+	LIFTENVELOPE_NO_EXTENSIONS=1 PYTHONWARNINGS=ignore $(RUN) -m pip install --quiet --editable '.[$(EXTRAS)]' --group dev
 	@touch $@
 
-setup: $(VENV)/.ready
+$(VENV)/.extensions: $(VENV)/.ready setup.py $(wildcard src/*.pyx src/*.px[di] src/*.h)
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) setup.py --quiet build_ext --inplace
+	@touch $@
+
+setup: $(VENV)/.extensions
 
 versions: servers  ## print the versions that the tests run with
 	@$(RUN) --version; $(RUN) -m pip --version
@@ -132,6 +138,32 @@ chromium: setup
 		fi; \
 	fi
 	@/usr/bin/chromium --version
+
+dist: packaging  ## the sdist and the wheels into dist, for the Pythons found and four platforms; PLATFORMS="..." for some
+	$(RUN) -m tests.packaging build $(if $(PLATFORMS),--platforms $(PLATFORMS)) $(if $(VERSIONS),--versions $(VERSIONS))
+	$(RUN) -m twine check --strict dist/*.whl dist/*.tar.gz
+	$(RUN) -m check_wheel_contents dist
+
+dist-interpreters: packaging  ## Python 3.14, and one for aarch64, from Debian, for make dist and make test-dist-all
+	$(RUN) -m tests.packaging fetch
+
+test-dist: packaging  ## what make dist has built, in fresh environments of every Python that is found
+	$(RUN) -m tests.packaging test $(if $(VERSIONS),--versions $(VERSIONS))
+
+test-dist-all: packaging  ## the same, and every extra with PySpark, and aarch64 under qemu
+	$(RUN) -m tests.packaging test --thorough $(if $(VERSIONS),--versions $(VERSIONS))
+
+test-dist-some: setup  ## the sdist, this machine's wheel and that of the twins: two minutes
+	$(RUN) -m pytest -q tests/packaging/test_distribution.py
+
+packaging: setup
+	$(RUN) -m pip install --quiet --group dist
+
+# What the public API is compared with.
+AGAINST ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
+api-check: packaging  ## changes of the public API that break callers, since the last tag; AGAINST=REF for another commit
+	@if [ -z '$(AGAINST)' ]; then echo 'There is no tag yet to compare with: give AGAINST=REF'; \
+	else $(RUN) -m griffe check liftenvelope --against '$(AGAINST)' && echo 'The public API has no breaking change since $(AGAINST).'; fi
 
 check: lint types unit  ## everything that needs no server
 

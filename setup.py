@@ -1,12 +1,12 @@
-"""Builds the Cython extensions and the description for PyPI. Everything else about the package is in pyproject.toml.
+"""Builds the Cython extensions and the description for PyPI; pyproject.toml has the rest of the package.
 
-Without a C compiler or Python's headers the package is built of the twins alone, with one warning. Where both are
-there, an extension that does not compile fails the build. Environment variables:
+Without a C compiler or Python's headers the package is built of the twins alone, with one warning. Where both
+are there, an extension that does not compile fails the build. Environment variables:
 
 - LIFTENVELOPE_NO_EXTENSIONS=1: build of the twins alone. The wheel serves every machine.
 - LIFTENVELOPE_REQUIRE_EXTENSIONS=1: fail without a compiler or headers.
-- LIFTENVELOPE_BUILD_PROFILE: compiler flags. ``release`` (default), ``strict`` (release with warnings as errors: what
-  CI builds), or ``sanitize`` (ASan and UBSan, for the fuzz and unit runs of ``make soak``).
+- LIFTENVELOPE_BUILD_PROFILE: compiler flags. ``release`` (default), ``strict`` (release with warnings as
+  errors: what CI builds), or ``sanitize`` (ASan and UBSan, for the fuzz and unit runs of ``make soak``).
 """
 
 import os
@@ -55,7 +55,7 @@ compile_args, link_args = FLAGS[profile]
 
 
 class BuildExtensions(build_ext):
-    """Translates the Cython files when a build compiles them, so that an sdist has none of the generated C."""
+    """Translates the Cython files when a build compiles them: an sdist has no generated C."""
 
     def build_extensions(self) -> None:
         translated = cythonize(self.extensions, include_path=["src"], language_level=3)
@@ -72,7 +72,7 @@ def extension(name: str) -> Extension:
         depends=[
             "setup.py",
             *glob("src/*.h"),
-        ],  # the flags are in setup.py; Cython follows .pxd and .pxi itself
+        ],  # the flags are in setup.py; Cython follows .pxd and .pxi
         extra_compile_args=compile_args + CYTHON_NOISE,
         extra_link_args=link_args,
     )

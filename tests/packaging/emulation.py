@@ -14,7 +14,7 @@ from tests.packaging.environments import requirement
 from tests.packaging.interpreters import ARM, NotHereError, fetch, run
 
 QEMU = "qemu-aarch64-static"
-#: Tests of the extensions. They start no processes: a program that an emulated one starts would run unemulated.
+#: Tests of the extensions. They start no processes, which would not be emulated.
 TESTS = (
     "tests/twin",
     "tests/unit/native",
@@ -54,9 +54,7 @@ def try_on_aarch64(wheel: Path, sdist: Path, folder: Path) -> int:
         "PATH": os.environ["PATH"],
     }
     command = [QEMU, "-L", str(ARM.folder), str(ARM.binary), "-m", "pytest", "-q", *TESTS]
-    done = subprocess.run(
-        command, env=settings, cwd=site.parent, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, env=settings, cwd=site.parent, capture_output=True, text=True, check=False)
     counts = re.search(r"(\d+) passed", done.stdout)
     if done.returncode != 0 or counts is None:
         raise AssertionError(f"the tests fail with {wheel.name}\n{done.stdout}{done.stderr}")

@@ -1,4 +1,4 @@
-"""Fresh environments with a distribution in them, and nothing of the checkout or of a compiler within reach."""
+"""Fresh environments with a distribution in them, without the checkout and without a compiler."""
 
 from __future__ import annotations
 

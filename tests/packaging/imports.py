@@ -1,4 +1,4 @@
-"""Imports every module of the installed package and prints, as JSON, what loads and what a missing extra says.
+"""Imports every module of the installed package, and prints as JSON which ones load and the other errors.
 
 A program for an environment of its own: it imports nothing of the tests.
 """

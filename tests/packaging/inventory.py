@@ -1,4 +1,4 @@
-"""Lists what an installation consists of: a CycloneDX bill of materials, and every package with its licence."""
+"""Lists the packages of an installation: a CycloneDX bill of materials, and a text with each licence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UPLOT: Mapping[str, Any] = {
 
 
 def write_inventory(interpreter: Interpreter, wheel: Path, outdir: Path, work: Path) -> Sequence[Path]:
-    """Install the wheel into a fresh environment and write what is there into two files; return their paths."""
+    """Install the wheel into a fresh environment, list its packages in two files, and return their paths."""
     env = Environment(interpreter, work / "inventory")
     done = env.install("-q", requirement(wheel, EXTRAS))
     if done.code != 0:

@@ -14,7 +14,7 @@ class Platform:
 
     @property
     def name(self) -> str:
-        """Tag of its wheels. 2.17 is the oldest glibc that pip still has a tag for, and 1.2 the only musl in use."""
+        """Tag of its wheels: glibc from 2.17, which is that of 2012, and musl from 1.2, from 2020, serve."""
         return f"manylinux_2_17_{self.arch}" if self.libc == "gnu" else f"musllinux_1_2_{self.arch}"
 
     @property

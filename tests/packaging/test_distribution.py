@@ -1,4 +1,4 @@
-"""The sdist and the wheels that this machine can make, tried in fresh environments: the part of make test-dist for CI."""
+"""The sdist and the wheels of this machine's compiler, in fresh environments: the slice for CI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tries what was built as its users get it: in fresh environments, without the checkout and without a compiler."""
+"""Tries distributions as users get them: in fresh environments, without the checkout or a compiler."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.packaging.environments import Environment, Outcome, requirement, test
 from tests.packaging.interpreters import Interpreter
 
 IMPORTS = Path(__file__).with_name("imports.py")
-#: Extras, and packages of liftenvelope that each must make importable as a whole. ``spark`` is tried with ``all``
-#: alone: PySpark is as large as everything else together.
+#: Extras, and packages of liftenvelope that each must make importable as a whole. ``spark`` is tried with
+#: ``all`` alone: PySpark is larger than everything else together.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "": ("envelope", "correlation", "partition", "nats", "jetstream"),
     "client": ("client", "rpc", "group"),
@@ -24,6 +24,9 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "monitor": ("monitor", "cli"),
     "arrow": ("arrow",),
     "bulk": ("bulk", "arrow", "client"),
+    "payload": ("payload", "bulk"),
+    "iceberg": ("bulk",),
+    "delta": ("bulk",),
     "otel": ("otel",),
     "cli": ("cli", "bulk", "gateway"),
 }
@@ -94,7 +97,7 @@ class Bench:
         return loaded
 
     def examples(self, wheel: Path) -> int:
-        """Run the README's programs: without the extra they name it, with it they print what the README says."""
+        """Run the README's programs: without the extra they name it, with it they print the right text."""
         bare = self._environment("bare")
         ready = self._environment("ready")
         check(
@@ -114,6 +117,14 @@ class Bench:
             done = ready.call(file)
             check(done.code == 0 and done.printed == printed, "the README prints something else", done)
         return len(programs)
+
+    def everything(self, wheel: Path) -> None:
+        """Import every module with the extra ``all``, which has PySpark as well."""
+        env = self._environment("all")
+        done = env.install("-q", requirement(wheel, ["all"]), "pytest")
+        check(done.code == 0, "the extra 'all' does not install", done)
+        done = env.call(IMPORTS)
+        check(done.code == 0 and not json.loads(done.printed)["missing"], "a module does not import", done)
 
     def sdist_without_compiler(self) -> None:
         """Install the sdist where no compiler is: the twins serve, and one warning says so."""
