@@ -1,8 +1,8 @@
 """Builds the Cython extensions; everything else about the package stands in pyproject.toml.
 
 LIFTENVELOPE_BUILD_PROFILE chooses the compiler flags: release (default), strict (release with warnings
-as errors: what CI builds), quick (not optimized, for tests of packaging), or sanitize (ASan and UBSan, for the
-fuzz and unit runs of ``make soak``).
+as errors: what CI builds), quick (not optimized, for tests of packaging), or sanitize (ASan and UBSan, for
+the fuzz and unit runs of ``make soak``).
 """
 
 import os
