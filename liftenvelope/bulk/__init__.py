@@ -2,6 +2,7 @@
 
 from liftenvelope.bulk._archive import Archived, to_parquet
 from liftenvelope.bulk._reading import count, read, tail
+from liftenvelope.bulk._scan import Scan, scan
 from liftenvelope.bulk.access import Access
 from liftenvelope.bulk.errors import (
     ArchiveBusyError,
@@ -22,11 +23,13 @@ __all__ = [
     "Progress",
     "ReadLostError",
     "RetentionError",
+    "Scan",
     "ServerProtocolError",
     "WriteFailedError",
     "Written",
     "count",
     "read",
+    "scan",
     "tail",
     "to_parquet",
     "write",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from liftenvelope.bulk._jetstream_requests import JetStreamRequests
     from liftenvelope.jetstream.subject_filter import SubjectFilter
 
-__all__ = ["MOST_SERVER_FILTERS", "Content", "choose_filters", "server_pays"]
+__all__ = ["MOST_SERVER_FILTERS", "Content", "ask_content", "choose_filters", "server_pays"]
 
 #: Filters that one consumer gets at most. The server compares each with all others when the consumer is made:
 #: 10 ms for 100 of them, 0.3 s for 1,000 and 3 s for 3,000 (nats-server 2.15.1).
@@ -61,7 +61,7 @@ def choose_filters(source: JetStreamRequests, subjects: SubjectFilter) -> tuple[
         return ()
     matching: dict[str, int] = {}
     for text in filters:
-        found = _ask(source, text)
+        found = ask_content(source, text, source.access.max_subjects)
         if found is None:
             return ()
         matching |= found.subjects
@@ -83,9 +83,18 @@ def server_pays(filters: int, content: Content) -> bool:
     return sum(content.subjects.values()) * (search + read) < content.messages * read
 
 
-def _ask(source: JetStreamRequests, text: str) -> Content | None:
-    """Return the content of the stream by a filter; None if more than ``max_subjects`` subjects match."""
-    most, subjects = source.access.max_subjects, dict[str, int]()
+def ask_content(source: JetStreamRequests, text: str, most: int) -> Content | None:
+    """Return the content of a stream and its part on the subjects that match; None if those are too many.
+
+    Args:
+        source: The stream.
+        text: Filter of the subjects.
+        most: Number of subjects that may match.
+
+    Raises:
+        LiftEnvelopeError: As for :meth:`JetStreamRequests.ask`.
+    """
+    subjects = dict[str, int]()
     while True:
         request = {"subjects_filter": text, "offset": len(subjects)}
         found, total = source.ask(_content, f"STREAM.INFO.{source.stream}", request)

@@ -56,6 +56,10 @@ class RangedStream(Protocol):
         """
         ...
 
+    def subjects(self, most: int) -> list[str] | None:
+        """Return all subjects of the stream; None if there are more than ``most``, or no server knows."""
+        ...
+
     def count(self, span: Range, subjects: SubjectFilter | None) -> int | None:
         """Return the number of messages in a range whose subjects match; None if only a read can tell."""
         ...

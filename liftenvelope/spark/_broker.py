@@ -312,6 +312,7 @@ def read_span(options: SourceOptions, span: Span) -> Iterator[Any]:
             options.connection.servers,
             span.stream,
             partitions=span.partition,
+            subjects=None if options.subjects is None else options.subjects.filters,
             start=span.start,
             stop=span.stop,
             columns=bulk_columns(schema),
