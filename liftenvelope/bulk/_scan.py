@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from liftenvelope.bulk._batches import start_reader
 from liftenvelope.bulk._plan import OnRetention, make_plan
@@ -13,8 +13,8 @@ from liftenvelope.bulk._schema import EnvelopeMode, choose_columns, make_schema
 from liftenvelope.bulk._selection import Via, check_range, check_via, plan_ranges
 from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
 from liftenvelope.bulk.narrowing import Narrowing
-from liftenvelope.bulk.ranges import Extent, Range, Stop, split_ranges
-from liftenvelope.bulk.sources import RangedStream, open_stream
+from liftenvelope.bulk.ranges import Range, Stop, split_ranges
+from liftenvelope.bulk.sources import RangedStream, narrowed_range, open_stream
 from liftenvelope.client.positions import Start
 from liftenvelope.jetstream.subject_filter import SubjectFilter, parse_subjects
 
@@ -27,9 +27,6 @@ else:
     from liftenvelope.bulk._schema import pa
 
 __all__ = ["Scan", "scan"]
-
-#: Latest time that servers can look up: in the year 2262, 64 bits of nanoseconds end.
-_LATEST: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +115,7 @@ class Scan:
         o = self._options
         begin, end, parts = check_range(o.partitions, o.start, o.stop, o.parallel)
         spans = plan_ranges(opened, parts, begin, end, o.on_retention, via=o.via)
-        found = [_narrowed(opened, span, narrowing) for span in spans if span.start < span.stop]
+        found = [narrowed_range(opened, span, narrowing) for span in spans if span.start < span.stop]
         return [span for span in found if span.start < span.stop]
 
     def start(
@@ -148,27 +145,6 @@ class Scan:
         spans = split_ranges(spans, o.parallel or 1)
         threads = o.parallel or max(1, min(len(spans), PARALLEL))
         return start_reader(opened, spans, plan, threads, total, None, None)
-
-
-def _narrowed(opened: RangedStream, span: Range, narrowing: Narrowing) -> Range:
-    """Return the part of a range that a query may need; empty if it needs nothing."""
-    number, start, stop = span.partition, span.start, span.stop
-    if narrowing.is_empty or (narrowing.partitions is not None and number not in narrowing.partitions):
-        return Range(number, start, start)
-    start, stop = max(start, narrowing.start), min(stop, narrowing.stop)
-    extent = Extent(span.start, span.stop)
-    if narrowing.begin_ns is not None and start < stop:
-        start = max(start, _at_time(opened, number, narrowing.begin_ns, extent))
-    if narrowing.end_ns is not None and start < stop:
-        stop = min(stop, _at_time(opened, number, narrowing.end_ns, extent))
-    return Range(number, start, max(start, stop))
-
-
-def _at_time(opened: RangedStream, partition: int, time_ns: int, extent: Extent) -> int:
-    """Return the offset of the first message that is not older than a time of any size."""
-    if time_ns <= 0:
-        return extent.oldest
-    return opened.at_time(partition, min(time_ns, _LATEST), extent)
 
 
 def scan(

@@ -38,7 +38,8 @@ class Narrowing:
         stop: Offset after the last one.
         begin_ns: Earliest time in nanoseconds since 1970; None for any.
         end_ns: Time before which all messages were stored; None for any.
-        partitions: Numbers of the partitions; None for all.
+        partitions: Numbers of the partitions; None for all in the range.
+        partition_range: First partition, and the number after the last one.
         subjects: Filter of the subjects; None for all subjects.
     """
 
@@ -47,13 +48,20 @@ class Narrowing:
     begin_ns: int | None = None
     end_ns: int | None = None
     partitions: frozenset[int] | None = None
+    partition_range: tuple[int, int] = (0, MAX_INT64)
     subjects: SubjectFilter | None = None
 
     @property
     def is_empty(self) -> bool:
         """True if no message can meet the conditions."""
         nothing = self.subjects is not None and not self.subjects.filters
-        return nothing or self.start >= self.stop or self.partitions == frozenset()
+        first, end = self.partition_range
+        return nothing or self.start >= self.stop or self.partitions == frozenset() or first >= end
+
+    def wants_partition(self, number: int) -> bool:
+        """Return True if messages of a partition can meet the conditions."""
+        first, end = self.partition_range
+        return first <= number < end and (self.partitions is None or number in self.partitions)
 
     def narrowed(self, condition: Condition) -> tuple[Narrowing, bool]:
         """Return the narrowing with one more condition, and whether the condition is exact.
@@ -95,14 +103,15 @@ class Narrowing:
     def _by_partition(self, operator: Operator, value: Any) -> tuple[Narrowing, bool]:
         if operator == "in":
             numbers = _numbers(value)
-        elif operator == "=" and (bounds := _bounds(operator, value)) is not None:
-            numbers = {bounds[0]}
-        else:
+            if not numbers:
+                return self, False
+            kept = frozenset(numbers if self.partitions is None else numbers & self.partitions)
+            return replace(self, partitions=kept), True
+        bounds = _bounds(operator, value)
+        if bounds is None:
             return self, False
-        if not numbers:
-            return self, False
-        kept = frozenset(numbers if self.partitions is None else numbers & self.partitions)
-        return replace(self, partitions=kept), True
+        first, end = self.partition_range
+        return replace(self, partition_range=(max(first, bounds[0]), min(end, bounds[1]))), True
 
     def _by_time(self, operator: Operator, value: Any) -> Narrowing:
         """Narrow by nanoseconds since 1970, never exactly: messages may be out of order by some time."""

@@ -6,16 +6,38 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
-from liftenvelope.bulk.narrowing import Condition, Narrowing
+from liftenvelope.bulk.narrowing import Condition, Narrowing, Operator
 from liftenvelope.spark._broker import SourceBroker, read_span
 from liftenvelope.spark._cursors import QueryCursors
 from liftenvelope.spark._offsets import Offsets, Position
 from liftenvelope.spark._options import SourceOptions
 from liftenvelope.spark._planning import Planner, Span, Trigger, divide, spans_between
 
-__all__ = ["BatchSource", "StreamingSource"]
+__all__ = ["BatchSource", "StreamingSource", "pushed_condition"]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+def pushed_condition(path: tuple[str, ...], operator: Operator, value: Any) -> Condition | None:
+    """Return the condition of a filter on a column of a source; None for a filter that is not used.
+
+    Args:
+        path: Path of the column.
+        operator: Operator of the filter.
+        value: Value, or several for "in". A time must have a time zone.
+    """
+    if len(path) != 1:
+        return None
+    (name,) = path
+    if name == "timestamp":
+        if not isinstance(value, datetime) or value.tzinfo is None:
+            return None
+        return name, operator, round((value - _EPOCH) / _MICROSECOND) * 1_000
+    return ("timestamp" if name == "timestamp_nanos" else name), operator, value
 
 
 class BatchSource:
