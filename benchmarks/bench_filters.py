@@ -24,8 +24,8 @@ SIZE = 100
 SUBJECTS = 100
 
 _BY_SEARCH: Final = (
-    "The server is the limit: it searches each message that matches, which takes longer than reading the next "
-    "message of a stream."
+    "The server is the limit: it searches each message that matches, which takes longer than to read the "
+    "next message of a stream."
 )
 
 
