@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from liftenvelope.bulk._batches import OnGap, OnProgress, check_calls, start_batches, start_reader
+from liftenvelope.bulk._payload_plan import plan_payload
+from liftenvelope.bulk._payload_read import OnBad
 from liftenvelope.bulk._plan import OnRetention, make_plan
 from liftenvelope.bulk._schema import EnvelopeMode
 from liftenvelope.bulk._selection import Via, check_range, check_via, plan_ranges
@@ -16,6 +18,7 @@ from liftenvelope.bulk.ranges import Range, Stop, split_ranges
 from liftenvelope.bulk.sources import open_stream
 from liftenvelope.client.positions import Start
 from liftenvelope.jetstream.subject_filter import parse_subjects
+from liftenvelope.payload import PayloadChoice
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,6 +43,8 @@ def read(
     stop: Stop = None,
     columns: Iterable[str] | None = None,
     envelope: EnvelopeMode = "none",
+    payload: PayloadChoice = None,
+    on_bad: OnBad = "fail",
     batch_rows: int = BATCH_ROWS,
     batch_bytes: int = BATCH_BYTES,
     parallel: int | None = None,
@@ -84,6 +89,12 @@ def read(
             headers with other names. ``"columns"``: like ``"strip"``, plus columns for the other fields.
             A payload that is not a valid envelope is returned unchanged. Liftbridge servers unwrap envelopes
             themselves.
+        payload: Format of the values, which replaces the column ``value`` by typed columns: ``"json"``,
+            ``"msgpack"``, ``"arrow"``, or a format of :mod:`liftenvelope.payload` with options. Default:
+            none. See docs/payloads.md.
+        on_bad: Policy for messages that do not fit the payload: ``"fail"`` (default) with
+            :class:`~liftenvelope.payload.BadPayloadError` after the rows before them; ``"column"`` for
+            columns ``bad_reason`` and ``bad_value``; or write them to the stream of a :class:`DeadLetter`.
         batch_rows: Maximum number of rows in a batch.
         batch_bytes: Bytes of messages at which a batch is full. Each thread holds a few batches in memory.
         parallel: Number of threads that read, each over its own connection. If there are fewer ranges than
@@ -107,8 +118,8 @@ def read(
         TransportError: No server could be reached.
         CallTimeoutError: No server answered in time.
 
-    While reading, the reader raises these errors and :class:`ReadLostError` if the connection is lost for
-    too long.
+    While reading, the reader raises these errors, :class:`ReadLostError` if the connection is lost for too
+    long, and :class:`~liftenvelope.payload.BadPayloadError`.
 
     Example:
         >>> import pyarrow as pa
@@ -121,17 +132,20 @@ def read(
     unsigned = target.kind is ServerKind.NATS
     check_via(via, target.kind)
     wanted = parse_subjects(subjects)
+    typed = plan_payload(payload, on_bad, columns, envelope, source, stream, access)
+    needed = columns if typed is None else typed.reading
     plan = make_plan(
-        columns, envelope, batch_rows, batch_bytes, on_retention, unsigned=unsigned, subjects=wanted
+        needed, envelope, batch_rows, batch_bytes, on_retention, unsigned=unsigned, subjects=wanted
     )
     opened = open_stream(source, stream, access)
     try:
         spans = plan_ranges(opened, parts, begin, end, on_retention, via=via)
         opened.filter_by(wanted, whole=on_gap is not None)
         total = sum(span.stop - span.start for span in spans)
+        decoder = None if typed is None else typed.decoder(opened, spans, plan)
         spans = split_ranges([span for span in spans if span.start < span.stop], parallel or 1)
         threads = parallel or min(len(spans), PARALLEL)
-        return start_reader(opened, spans, plan, threads, total, progress, on_gap)
+        return start_reader(opened, spans, plan, threads, total, progress, on_gap, decoder)
     except BaseException:
         opened.close()
         raise
@@ -146,6 +160,8 @@ def tail(
     start: Start = "new",
     columns: Iterable[str] | None = None,
     envelope: EnvelopeMode = "none",
+    payload: PayloadChoice = None,
+    on_bad: OnBad = "fail",
     batch_rows: int = BATCH_ROWS,
     batch_bytes: int = BATCH_BYTES,
     batch_seconds: float = 1.0,
@@ -166,6 +182,8 @@ def tail(
         start: As for :func:`read`; or ``"new"`` (default): after the message that is the newest now.
         columns: As for :func:`read`.
         envelope: As for :func:`read`.
+        payload: As for :func:`read`. To infer a schema takes a message at or after ``start``.
+        on_bad: As for :func:`read`.
         batch_rows: As for :func:`read`.
         batch_bytes: As for :func:`read`.
         batch_seconds: Seconds after its first message at which a batch is handed out even if not full.
@@ -186,8 +204,9 @@ def tail(
     target = find_target(source, access)
     unsigned = target.kind is ServerKind.NATS
     wanted = parse_subjects(subjects)
+    typed = plan_payload(payload, on_bad, columns, envelope, source, stream, access)
     plan = make_plan(
-        columns,
+        columns if typed is None else typed.reading,
         envelope,
         batch_rows,
         batch_bytes,
@@ -200,8 +219,9 @@ def tail(
     try:
         ranges = plan_ranges(opened, parts, begin, None, on_retention, may_be_ahead=True, via="consumer")
         opened.filter_by(wanted, whole=on_gap is not None)
+        decoder = None if typed is None else typed.decoder(opened, ranges, plan, is_tail=True)
         spans = [Range(span.partition, span.start, -1) for span in ranges]
-        return start_reader(opened, spans, plan, len(spans), None, progress, on_gap)
+        return start_reader(opened, spans, plan, len(spans), None, progress, on_gap, decoder)
     except BaseException:
         opened.close()
         raise

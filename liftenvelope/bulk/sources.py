@@ -62,6 +62,10 @@ class RangedStream(Protocol):
         """Return all subjects of the stream; None if there are more than ``most``, or no server knows."""
         ...
 
+    def created(self) -> int:
+        """Return the creation time of the stream in ns since 1970; 0 if the server does not report it."""
+        ...
+
     def count(self, span: Range, subjects: SubjectFilter | None) -> int | None:
         """Return the number of messages in a range whose subjects match; None if only a read can tell."""
         ...
