@@ -3,6 +3,7 @@
 from liftenvelope.bulk._archive import Archived, to_parquet
 from liftenvelope.bulk._dead_letter import DeadLetter
 from liftenvelope.bulk._reading import count, read, tail
+from liftenvelope.bulk._scan import Scan, scan
 from liftenvelope.bulk.access import Access
 from liftenvelope.bulk.errors import (
     ArchiveBusyError,
@@ -37,6 +38,7 @@ __all__ = [
     "Progress",
     "ReadLostError",
     "RetentionError",
+    "Scan",
     "ServerProtocolError",
     "StreamRecreatedError",
     "TableCommitError",
@@ -51,6 +53,7 @@ __all__ = [
     "delta_writer",
     "iceberg_writer",
     "read",
+    "scan",
     "tail",
     "to_delta",
     "to_iceberg",
