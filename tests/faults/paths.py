@@ -12,6 +12,7 @@ from tests.faults.groups import GROUP
 from tests.faults.plan import Plan
 from tests.faults.publishing import ACK_INBOX, CLIENT, JETSTREAM, PUBLISHER
 from tests.faults.running import Path, Result, Run, run_plan
+from tests.faults.tables import TABLE_PATHS
 
 __all__ = ["WORK", "run_any"]
 
@@ -23,6 +24,7 @@ WORK: Final[dict[str, Path]] = {
     **BULK_PATHS,
     "group": GROUP,
     "archive": ARCHIVE,
+    **TABLE_PATHS,
 }
 
 

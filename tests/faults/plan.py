@@ -122,6 +122,8 @@ PATHS: Final[Mapping[str, PathRules]] = {
     # Its faults are its own: they come after so many bytes of the answer.
     "bulk-read": PathRules(("nats1", "gateway1", "liftbridge1"), (), 4_000),
     "archive": PathRules((*_JETSTREAM, "gateway1", "liftbridge1"), (), 50_000, ("archiver",)),
+    "table-iceberg": PathRules((*_JETSTREAM, "gateway1", "liftbridge1"), (), 5_000, ("table1", "table2")),
+    "table-delta": PathRules((*_JETSTREAM, "gateway1", "liftbridge1"), (), 5_000, ("table1", "table2")),
 }
 
 #: Paths that need more than the tests do: they come only where they are asked for.
