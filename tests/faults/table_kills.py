@@ -103,9 +103,8 @@ def run(make: str, kills: int, seed: int, *, chatty: bool = False) -> list[str]:
         published, done, seconds = 0, 0, 0.0
         for round_ in range(-(-kills // 2) + 1):
             values = _values(published, _ROWS)
-            published += bulk.write(
-                server.url, _STREAM, pa.table({"value": values}), subject=f"{_STREAM}.a"
-            ).acked
+            rows = pa.table({"value": values})
+            published += bulk.write(server.url, _STREAM, rows, subject=f"{_STREAM}.a").acked
             if round_ % _WHOLE == 0:
                 seconds = _whole_round(options)
                 if chatty:
@@ -132,9 +131,8 @@ def _compare(table: pa.Table, published: int) -> list[str]:
 
 def main() -> int:
     """Run a campaign from the command line; return 1 if anything is wrong."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.faults.table_kills", description=(__doc__ or "")[:100]
-    )
+    description = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.table_kills", description=description)
     parser.add_argument("--make", choices=("iceberg", "delta"), required=True, help="format of the table")
     parser.add_argument("--kills", type=int, default=100, help="writers to kill; default 100")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments; default 0")

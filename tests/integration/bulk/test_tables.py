@@ -88,7 +88,7 @@ class Lake:
 
 @pytest.fixture(params=["iceberg", "delta"])
 def lake(request: pytest.FixtureRequest, tmp_path: Path, server: NatsServer) -> Lake:
-    folder = tmp_path / "a läke"
+    folder = tmp_path / "lake"
     folder.mkdir()
     return Lake(request.param, folder, server.url)
 
@@ -140,6 +140,12 @@ class TestRows:
             assert writer.catch_up().rows == 2
         assert lake.offsets() == list(range(42))
 
+    def test_folder_with_a_blank_and_an_umlaut(self, lake: Lake, stream: str) -> None:
+        lake.folder = lake.folder / "a läke"
+        more(lake, stream, 5)
+        lake.write(stream, partition_by="month(timestamp)")
+        assert lake.offsets() == list(range(5))
+
     def test_idle_call_asks_nothing_of_the_table(self, lake: Lake, stream: str) -> None:
         more(lake, stream, 5)
         with lake.writer(stream) as writer:
@@ -160,7 +166,7 @@ class TestRows:
         assert sorted(frame["offset"].to_list()) == list(range(20))
         files = str(lake.folder / "**" / "*.parquet")
         query = f"select count(*), count(distinct \"offset\") from read_parquet('{files}')"
-        assert duckdb.sql(query).fetchall() == [(20, 20)]
+        assert duckdb.connect().execute(query).fetchall() == [(20, 20)]
 
     def test_deleted_messages_are_passed_and_reported(self, lake: Lake, stream: str) -> None:
         more(lake, stream, 10)
@@ -188,7 +194,7 @@ class TestRows:
         assert dict(done.offsets) == {0: 6}
 
     def test_partitions_of_a_liftbridge_stream(
-        self, lake: Lake, gateway_server: LiftbridgeCluster[Any], name: str
+        self, lake: Lake, gateway_server: LiftbridgeCluster, name: str
     ) -> None:
         lake.source = gateway_server.addresses
         gateway_server.create_stream(name, partitions=3)
@@ -479,15 +485,15 @@ class TestSchema:
 class TestPartitioning:
     def test_rows_are_in_files_of_their_partitions(self, lake: Lake, stream: str) -> None:
         more(lake, stream, 9)
-        lake.write(stream, partition_by=["month(timestamp)", "hour(timestamp)", "subject"])
+        lake.write(stream, partition_by=["hour(timestamp)", "subject"])
         more(lake, stream, 3)
         lake.write(stream)  # a table that exists keeps its partitioning
         if lake.make == "delta":
-            assert lake.delta.metadata().partition_columns == ["timestamp_month", "timestamp_hour", "subject"]
+            assert lake.delta.metadata().partition_columns == ["timestamp_hour", "subject"]
             assert len(lake.delta.file_uris()) == 6
         else:
             names = [field.name for field in lake.iceberg.spec().fields]
-            assert names == ["timestamp_month", "timestamp_hour", "subject"]
+            assert names == ["timestamp_hour", "subject"]
             scan = lake.iceberg.scan(row_filter=f"subject = '{stream}.1'")
             assert len(list(scan.plan_files())) == 2
             assert scan.to_arrow().num_rows == 4
@@ -495,7 +501,7 @@ class TestPartitioning:
 
     def test_other_partitioning_than_that_of_the_table(self, lake: Lake, stream: str) -> None:
         lake.write(stream, partition_by="subject")
-        with pytest.raises(UsageError, match="partition_by must be that of .*subject.*, got .*partition"):
+        with pytest.raises(UsageError, match=r"partition_by must be that of .*subject.*, got .*partition"):
             lake.write(stream, partition_by="partition")
 
     @pytest.mark.parametrize(
