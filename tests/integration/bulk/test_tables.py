@@ -140,6 +140,13 @@ class TestRows:
             assert writer.catch_up().rows == 2
         assert lake.offsets() == list(range(42))
 
+    def test_subjects_are_filtered_and_the_rest_is_passed(self, lake: Lake, stream: str) -> None:
+        more(lake, stream, 12)
+        for rows in (4, 0):
+            done = lake.write(stream, subjects=f"{stream}.1")
+            assert (done.rows, dict(done.offsets)) == (rows, {0: 12})
+        assert lake.offsets() == [1, 4, 7, 10]
+
     def test_folder_with_a_blank_and_an_umlaut(self, lake: Lake, stream: str) -> None:
         lake.folder = lake.folder / "a läke"
         more(lake, stream, 5)
