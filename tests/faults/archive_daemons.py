@@ -1,4 +1,4 @@
-"""Archives of two daemons at once, on the disk or on an S3 server: they are killed, stopped, and start again."""
+"""Two archive daemons at once, on the disk or an S3 server: they are killed, stopped, and start again."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class _Daemons:
             with run.timed(f"stop of {name}", _STOP):
                 status = child.wait(_STOP * 2)
             # A signal that comes before the handler is set ends the process like any other.
-            if status not in (0, -9, -15):
+            if status not in (0, -9, -15, 143):
                 run.violate(
                     f"{name} ended with status {status}: {(run.folder / 'daemons.log').read_text()[-800:]}"
                 )
