@@ -21,7 +21,7 @@ from liftenvelope.errors import (
     StreamNotFoundError,
     TransportError,
 )
-from liftenvelope.jetstream.api import api_prefix, natural
+from liftenvelope.jetstream.api import api_prefix, natural, parse_ns
 from liftenvelope.jetstream.names import check_stream_name
 from liftenvelope.rpc.address import Address, parse_address
 
@@ -255,6 +255,10 @@ class JetStreamRequests:
         """
         return self.config_and_extent()[1]
 
+    def created(self) -> int:
+        """Return the creation time of the stream in ns since 1970."""
+        return self.ask(_created, f"STREAM.INFO.{self.stream}")
+
     def may_have_holes(self) -> bool:
         """Return True if the stream may remove single messages by itself, so that its start can jump."""
         return self.ask(_may_have_holes, f"STREAM.INFO.{self.stream}")
@@ -288,6 +292,10 @@ def _names(answer: dict[str, Any]) -> tuple[list[str], int]:
 def _config_and_ends(answer: dict[str, Any]) -> tuple[dict[str, Any], int, int]:
     state = answer["state"]
     return dict(answer["config"]), natural(state["first_seq"]), natural(state["last_seq"])
+
+
+def _created(answer: dict[str, Any]) -> int:
+    return parse_ns(as_text("created", answer["created"]))
 
 
 def _may_have_holes(answer: dict[str, Any]) -> bool:

@@ -128,6 +128,10 @@ class LiftbridgeSource:
             raise CallTimeoutError(text)
         return min(found, extent.end)
 
+    def created(self) -> int:
+        """Return the creation time of the stream in ns since 1970; 0 if the server does not report it."""
+        return self.brokers.stream(self.stream).created_ns
+
     def may_have_holes(self) -> bool:
         """Return False: removals by anything but retention are rare, and Liftbridge does not report them."""
         return False

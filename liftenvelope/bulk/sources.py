@@ -46,6 +46,10 @@ class RangedStream(Protocol):
         """Return True if the oldest offset can advance without retention, so that gaps there are normal."""
         ...
 
+    def created(self) -> int:
+        """Return the creation time of the stream in ns since 1970; 0 if the server does not report it."""
+        ...
+
     def count(self, span: Range) -> int | None:
         """Return the number of messages in a range; None if only a read can tell."""
         ...
