@@ -28,7 +28,7 @@ __all__ = ["ArchiveConfig", "PipelineConfig", "read_archive_config", "with_http"
 _TARGETS: Final[Mapping[str, tuple[str, str]]] = {
     "parquet": ("to_parquet", "path"),
     "iceberg": ("to_iceberg", "table"),
-    "delta": ("to_delta", "table"),
+    "delta": ("to_delta", "path"),
 }
 #: Arguments of those functions that are not options of a file: the daemon sets them, or TOML can't.
 _OWN: Final = {"source", "stream", "access", "progress", "on_gap", "filesystem"}
