@@ -2,10 +2,12 @@
 
 from liftenvelope.bulk._archive import Archived, to_parquet
 from liftenvelope.bulk._reading import count, read, tail
+from liftenvelope.bulk._restore import Restored, restore
 from liftenvelope.bulk.access import Access
 from liftenvelope.bulk.errors import (
     ArchiveBusyError,
     ReadLostError,
+    RestoreError,
     RetentionError,
     ServerProtocolError,
     StreamRecreatedError,
@@ -34,6 +36,8 @@ __all__ = [
     "Gap",
     "Progress",
     "ReadLostError",
+    "RestoreError",
+    "Restored",
     "RetentionError",
     "ServerProtocolError",
     "StreamRecreatedError",
@@ -49,6 +53,7 @@ __all__ = [
     "delta_writer",
     "iceberg_writer",
     "read",
+    "restore",
     "tail",
     "to_delta",
     "to_iceberg",
