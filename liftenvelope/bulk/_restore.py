@@ -1,8 +1,9 @@
-"""Publish the rows of an archive into a JetStream stream, each once, also if the restore is killed and repeated.
+"""Publish an archive into a JetStream stream, each row once, also if a restore is killed and repeated.
 
-Each message gets the id ``restore-<stream>-<partition>-<offset in the archive>``, which the server keeps in the
-message. So the last message of the target says where to go on, however long ago the previous run was. Messages of
-a killed run that arrive late are refused as duplicates, within the ``duplicate_window`` of the target.
+Each message gets the id ``restore-<stream>-<partition>-<offset in the archive>``, which the server keeps in
+the message. So the last message of the target says where to go on, however long ago the previous run was.
+Messages of a killed run that arrive late are refused as duplicates, within the ``duplicate_window`` of the
+target.
 """
 
 from __future__ import annotations
@@ -73,10 +74,10 @@ def restore(
 ) -> Restored:
     """Publish an archive of Parquet files into a JetStream stream, in the order of its offsets.
 
-    The stream must exist, be empty or hold the beginning of an earlier restore of the same archive, and get no
-    messages of others meanwhile. The message ids of the archive are replaced, and headers that would make the
-    server refuse or delete messages (``Nats-Expected-...``, ``Nats-Rollup``) are left out. The server sets new
-    timestamps.
+    The stream must exist, be empty or hold the beginning of an earlier restore of the same archive, and get
+    no messages of others meanwhile. The message ids of the archive are replaced, and headers that would make
+    the server refuse or delete messages (``Nats-Expected-...``, ``Nats-Rollup``) are left out. The server
+    sets new timestamps.
 
     Args:
         archive: Folder or URL, as for :func:`to_parquet`.
@@ -104,38 +105,32 @@ def restore(
         raise UsageError("source must be a nats:// URL: a restore needs message ids, which JetStream has")
     name = stream if archived_stream is None else archived_stream
     rows = _ArchivedRows(find_place(archive, filesystem, name), name, partition, subject)
-    done = _last_offset(source, stream, rows.prefix, access)
-    had = 0 if done is None else count(source, stream, access=access)
-    start = 0 if done is None else done + 1
-    written = write(source, stream, rows.reader(start), progress=progress, access=access)
-    is_gapless = _keeps_offsets(written.offsets.get(0), rows, done)
+    last = _last_message(source, stream, rows.prefix, access)
+    had = 0 if last is None else count(source, stream, access=access)
+    missing = rows.reader(0 if last is None else last[1] + 1)
+    written = write(source, stream, missing, progress=progress, access=access)
     verified = _verify(source, stream, rows, access) if verify else 0
-    return Restored(written.acked - written.duplicates, had, verified, is_gapless)
+    total = count(source, stream, access=access)
+    # As many messages as offsets up to the last one, here and in the archive: none is missing in between.
+    keeps = _last_message(source, stream, rows.prefix, access) == (total - 1, total - 1)
+    return Restored(written.acked - written.duplicates, had, verified, keeps)
 
 
-def _keeps_offsets(offsets: tuple[int, int] | None, rows: _ArchivedRows, done: int | None) -> bool:
-    """Return True if the newest message and all before it have the offsets of the archive."""
-    newest = rows.newest if rows.newest is not None else done
-    is_whole = rows.seen == (offsets[1] - offsets[0] + 1 if offsets else 0)
-    return offsets is not None and is_whole and offsets[1] == newest and (done is not None or offsets[0] == 0)
-
-
-def _last_offset(source: Source, stream: str, prefix: str, access: Access | None) -> int | None:
-    """Return the archive's offset of the last message in the stream; None if the stream is empty.
+def _last_message(source: Source, stream: str, prefix: str, access: Access | None) -> tuple[int, int] | None:
+    """Return the offset of the stream's last message, and its offset in the archive; None if there is none.
 
     Raises:
         UsageError: The message is not of this archive.
     """
-    last = read(source, stream, start="latest", columns=["headers"], access=access).read_all()
-    if not last.num_rows:
+    columns = ["headers", "offset"]
+    last = read(source, stream, start="latest", columns=columns, access=access).read_all().to_pylist()
+    if not last:
         return None
-    found = dict(last["headers"][-1].as_py() or ()).get(_ID, b"").decode("utf-8", "replace")
+    found = dict(last[-1]["headers"] or ()).get(_ID, b"").decode("utf-8", "replace")
     if not found.startswith(prefix) or not found.removeprefix(prefix).isdecimal():
-        text = (
-            f"stream must be empty, or hold the beginning of this restore, got {stream!r} with other messages"
-        )
+        text = f"stream must be empty, or hold the beginning of this restore, got {stream!r} with others"
         raise UsageError(f"{text}: its last message has the id {found!r:.100}")
-    return int(found.removeprefix(prefix))
+    return last[-1]["offset"], int(found.removeprefix(prefix))
 
 
 class _ArchivedRows:
@@ -143,14 +138,10 @@ class _ArchivedRows:
 
     Attributes:
         prefix: Beginning of the message ids.
-        newest: Offset of the last row handed out; None before the first.
-        seen: Number of rows handed out by the last reader.
     """
 
     def __init__(self, place: ArchivePlace, stream: str, partition: int, subject: str | None) -> None:
         self.prefix: Final = f"restore-{stream}-{partition}-"
-        self.newest: int | None = None
-        self.seen = 0
         self._place = place
         self._subject = subject
         self._files = _chain(place, partition)
@@ -165,7 +156,6 @@ class _ArchivedRows:
 
     def reader(self, start: int) -> pa.RecordBatchReader:
         """Return a reader of the rows from an offset on, as :func:`write` takes them."""
-        self.seen = 0
         batches = self._batches(start)
         schema = pa.schema({"value": pa.binary(), "headers": _HEADERS, "subject": pa.string()})
         return pa.RecordBatchReader.from_batches(schema, batches)
@@ -178,23 +168,17 @@ class _ArchivedRows:
                 offsets = batch.column("offset").to_pylist()
                 first = next((i for i, offset in enumerate(offsets) if offset >= start), len(offsets))
                 if first < len(offsets):
-                    self.newest = offsets[-1]
-                    self.seen += len(offsets) - first
                     yield self._published(batch.slice(first), offsets[first:])
 
     def _published(self, batch: pa.RecordBatch, offsets: Sequence[int]) -> pa.RecordBatch:
-        given = (
-            batch.column("headers").to_pylist() if "headers" in batch.schema.names else [()] * len(offsets)
-        )
+        count, ident = len(offsets), self.prefix.encode()
+        given = batch.column("headers").to_pylist() if "headers" in batch.schema.names else [()] * count
         headers = [
-            [
-                *(one for one in row or () if not one[0].startswith(_ORDERS)),
-                (_ID, f"{self.prefix}{at}".encode()),
-            ]
+            [*(one for one in row or () if not one[0].startswith(_ORDERS)), (_ID, b"%b%d" % (ident, at))]
             for row, at in zip(given, offsets, strict=True)
         ]
         subjects = (
-            pa.repeat(pa.scalar(self._subject, pa.string()), len(offsets))
+            pa.repeat(pa.scalar(self._subject, pa.string()), count)
             if self._subject is not None
             else batch.column("subject").cast(pa.string())
         )

@@ -84,9 +84,7 @@ def test_archive_with_a_gap_does_not_keep_offsets(url: str, name: str, tmp_path:
     assert bulk.restore(tmp_path, url, name, verify=True) == bulk.Restored(9, 0, 9, False)
 
 
-def test_stream_with_messages_of_others_is_refused_or_found_by_verify(
-    url: str, name: str, tmp_path: Path
-) -> None:
+def test_messages_of_others_are_refused_or_found_by_verify(url: str, name: str, tmp_path: Path) -> None:
     archive_and_empty(url, name, tmp_path, 5)
     publish(url, numbered(name, 1))
     with pytest.raises(UsageError, match="must be empty, or hold the beginning of this restore"):
