@@ -1,4 +1,4 @@
-"""Archive a JetStream stream by a configuration file, as ``liftenvelope archive --once`` does, and restore it."""
+"""Archive a stream by a configuration file, as ``liftenvelope archive --once`` does, and restore it."""
 
 import asyncio
 import tempfile
