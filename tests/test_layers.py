@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_native",),
     ("envelope",),
     ("arrow", "partition"),
+    ("payload",),
     ("correlation",),
     ("nats",),
     ("_pb",),
@@ -101,7 +102,7 @@ ENTRIES = {
 }
 #: Sans-io: no event loop, no socket, no clock, no thread.
 #: A ``Deadline`` reads the clock, so that shells need not.
-SANS_IO = {"errors", "types", "envelope", "arrow", "correlation", "partition"} | {
+SANS_IO = {"errors", "types", "envelope", "arrow", "correlation", "partition", "payload"} | {
     name for name in RANK if name.startswith("_")
 }
 SANS_IO -= {"_deadlines", "_pb", "__init__", "__main__"}

@@ -1,6 +1,7 @@
 """Read and write streams as Arrow, with a blocking API, at the speed of the server. See docs/bulk.md."""
 
 from liftenvelope.bulk._archive import Archived, to_parquet
+from liftenvelope.bulk._dead_letter import DeadLetter
 from liftenvelope.bulk._reading import count, read, tail
 from liftenvelope.bulk._restore import Restored, restore
 from liftenvelope.bulk.access import Access
@@ -33,6 +34,7 @@ __all__ = [
     "Access",
     "ArchiveBusyError",
     "Archived",
+    "DeadLetter",
     "Gap",
     "Progress",
     "ReadLostError",

@@ -26,6 +26,7 @@ from liftenvelope.bulk.ranges import Gap, Progress, Range, Stop, parse_begin, pa
 from liftenvelope.bulk.sources import RangedStream, open_stream
 from liftenvelope.client.positions import Start
 from liftenvelope.errors import OffsetOutOfRangeError, UsageError
+from liftenvelope.jetstream.subject_filter import parse_subjects
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,6 +62,7 @@ def to_parquet(
     *,
     filesystem: pafs.FileSystem | None = None,
     partitions: Iterable[int] | int | None = None,
+    subjects: Iterable[str] | str | None = None,
     start: Start = "earliest",
     stop: Stop = None,
     columns: Iterable[str] | None = None,
@@ -95,6 +97,7 @@ def to_parquet(
             missing, but not the bucket.
         filesystem: File system of ``path``. Default: that of the URL, or the local one.
         partitions: As for :func:`read`.
+        subjects: As for :func:`read`. All runs of an archive must be given the same.
         start: As for :func:`read`. Applies only to partitions without files.
         stop: As for :func:`read`.
         columns: As for :func:`read`; ``offset`` must be one of them.
@@ -136,8 +139,17 @@ def to_parquet(
     layout = Layout(partition_by)
     if not _is_codec(compression):
         raise UsageError(f"compression must be a codec of pyarrow, got {compression!r}")
+    wanted = parse_subjects(subjects)
     opened = open_stream(source, stream, access)
-    plan = make_plan(columns, envelope, batch_rows, batch_bytes, on_retention, unsigned=opened.unsigned)
+    plan = make_plan(
+        columns,
+        envelope,
+        batch_rows,
+        batch_bytes,
+        on_retention,
+        unsigned=opened.unsigned,
+        subjects=wanted,
+    )
     if "offset" not in plan.columns:
         raise UsageError("columns must have 'offset' for an archive")
     layout.check_columns(plan.columns)
@@ -150,6 +162,7 @@ def to_parquet(
                 _span(opened, number, reached.get(number), start, stop, on_retention) for number in numbers
             ]
             spans = [one for one in spans if one.start < one.stop]
+            opened.filter_by(wanted, whole=on_gap is not None)
             done = _ArchiveRun(opened, folder, spans, progress, on_gap).run()
             if place.most_bytes is not None and done.files:
                 folder.reached(numbers)  # what another run may have written meanwhile

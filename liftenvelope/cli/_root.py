@@ -12,6 +12,7 @@ from liftenvelope.cli.consumer import consumer
 from liftenvelope.cli.cursor import cursor
 from liftenvelope.cli.decode import decode
 from liftenvelope.cli.demo import demo
+from liftenvelope.cli.dev import dev
 from liftenvelope.cli.doctor import doctor
 from liftenvelope.cli.group import group
 from liftenvelope.cli.monitor import monitor
@@ -54,6 +55,7 @@ root.add_command(cursor)
 root.add_command(group)
 root.add_command(bench)
 root.add_command(demo)
+root.add_command(dev)
 root.add_command(doctor)
 root.add_command(top)
 root.add_command(serve)
