@@ -221,7 +221,10 @@ def _source(where: str, table: Mapping[str, Any]) -> str:
     try:
         return Path(path).read_text()[:_LARGEST].strip()
     except (OSError, ValueError) as exc:
-        raise UsageError(f"{where} source_file must be a file that can be read, got {path!r}: {exc}") from exc
+        # The path may be a URL with a password, by mistake.
+        reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
+        text = f"{where} source_file must be a file that can be read, got {without_secrets(path)!r}"
+        raise UsageError(f"{text}: {reason}") from None
 
 
 def _target(where: str, table: Any) -> tuple[str, str, dict[str, Any]]:
