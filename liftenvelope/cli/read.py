@@ -46,6 +46,12 @@ if TYPE_CHECKING:
 )
 @click.option("--limit", "-n", type=click.IntRange(min=1), help="Number of rows after which to end.")
 @click.option("--partition", "partitions", multiple=True, type=int, help="Partition to read; repeatable.")
+@click.option(
+    "--subject",
+    "subjects",
+    multiple=True,
+    help="Subject of the messages to read, with the wildcards * and >; repeatable.  [default: all]",
+)
 @click.option("--columns", help="Names of columns, separated by commas.")
 @click.option(
     "--envelope", default="none", show_default=True, type=click.Choice(["none", "strip", "columns"])
@@ -74,6 +80,7 @@ def read(
     fail_cleanly(lambda: as_local_path("--to", to))
     how["start"] = start if start is not None else "latest" if follow else "earliest"
     how["partitions"] = list(how["partitions"]) or None
+    how["subjects"] = how["subjects"] or None
     if how["columns"] is not None:
         how["columns"] = [name.strip() for name in how["columns"].split(",")]
     rotation = {"rotate_rows": rotate_rows, "rotate_bytes": rotate_bytes}

@@ -25,10 +25,10 @@ from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway._gateway import Gateway
 from liftenvelope.gateway._nats_access import check_login, check_readable, client_tls, server_tls
 from liftenvelope.gateway._nats_connection import connection_to
-from liftenvelope.gateway._notify import feeding_watchdog, notify, notify_reloading
 from liftenvelope.gateway.embedded import EmbeddedNats
 from liftenvelope.gateway.http_endpoint import NO_PAGES, Pages, check_http, monitor_of, serving_http
 from liftenvelope.gateway.limits import Limits
+from liftenvelope.gateway.notify import feeding_watchdog, notify, notify_reloading
 from liftenvelope.nats.subjects import check_inbox_prefix
 from liftenvelope.nats.tls_only import new_client
 from liftenvelope.rpc.tls import check_server_name

@@ -21,10 +21,10 @@ from liftenvelope._checks import about
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import UsageError
 from liftenvelope.gateway._drops import read_drop, read_fault
-from liftenvelope.gateway._notify import feeding_watchdog, notify, notify_reloading
 from liftenvelope.gateway._worker_slot import Program, WorkerSlot
 from liftenvelope.gateway.http_endpoint import NO_PAGES, Monitored, Pages, http_address, serving_http
 from liftenvelope.gateway.limits import Limits
+from liftenvelope.gateway.notify import feeding_watchdog, notify, notify_reloading
 from liftenvelope.gateway.serving import Serving, embedded_nats, has_ended, stopped_by_signals
 from liftenvelope.rpc.address import Address, parse_address
 
