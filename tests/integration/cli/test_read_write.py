@@ -53,6 +53,35 @@ def test_onto_the_terminal(url: str) -> None:
     assert set(rows[0]) == {"value", "headers", "offset", "timestamp", "partition", "subject"}
 
 
+def offsets(*arguments: str) -> list[int]:
+    done = run("read", "numbers", *arguments)
+    assert done.exit_code == 0, done.output
+    return [json.loads(line)["offset"] for line in done.stdout.splitlines()]
+
+
+def test_start_from_the_end_and_limit(url: str, tmp_path: Path) -> None:
+    assert offsets("--url", url, "--start", "-3") == [97, 98, 99]
+    assert offsets("--url", url, "-s", "-1000", "-n", "2") == [0, 1]
+    assert offsets("--url", url, "--start", "1h", "--limit", "1") == [0]
+    assert offsets("--url", url, "--follow", "--limit", "1") == [99]  # the newest, unless told
+    assert offsets("--url", url, "--follow", "--start", "-2", "--limit", "2") == [98, 99]
+    target = tmp_path / "some.parquet"
+    assert run("read", "numbers", "--url", url, "--limit", "7", "--to", str(target)).stderr == "7 rows\n"
+    assert pq.read_table(target).num_rows == 7  # type: ignore[no-untyped-call]
+    refused = run("read", "numbers", "--url", url, "--limit", "7", "--to", f"{tmp_path}/")
+    assert refused.exit_code == 2
+    assert "--limit needs a file or -" in refused.output
+
+
+@pytest.mark.parametrize("subject", [(), ("--subject", "created.{}")])
+def test_write_creates_the_stream(url: str, name: str, subject: tuple[str, ...]) -> None:
+    options = ("write", name, "--url", url, "--create", *(one.format(name) for one in subject))
+    for count in (1, 2):  # the second run finds the stream
+        done = run(*options, text='{"value": "a"}\n')
+        assert done.exit_code == 0, done.output
+        assert len(run("read", name, "--url", url).stdout.splitlines()) == count
+
+
 def test_hostile_values_do_not_control_the_terminal(url: str, name: str) -> None:
     hostile = "\x9b31m \u202eabc \x7f"
     make_stream(url, name)
