@@ -88,6 +88,11 @@ def _forget(_: Sphinx, env: BuildEnvironment, docname: str) -> None:
     linked(env).pop(docname, None)
 
 
+def _merge(_: Sphinx, env: BuildEnvironment, __: set[str], other: BuildEnvironment) -> None:
+    """Take what another process has read."""
+    linked(env).update(linked(other))
+
+
 def _write(app: Sphinx, failure: Exception | None) -> None:
     """Write the pages past the theme, which would take a minute to make the navigation of each one."""
     if failure is not None:
@@ -126,5 +131,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Register with Sphinx."""
     app.add_transform(LinkToSource)
     app.connect("env-purge-doc", _forget)
+    app.connect("env-merge-info", _merge)
     app.connect("build-finished", _write)
-    return {"parallel_read_safe": False, "parallel_write_safe": True}
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
