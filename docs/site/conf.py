@@ -26,7 +26,6 @@ root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",
     "docs/**.rst",
-    "docs/**.ipynb",
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",

@@ -1,4 +1,4 @@
-"""Shows every source file that a page links to as a page of the site, with coloured code.
+"""Shows every source file and notebook that a page links to as a page of the site, with coloured code.
 
 Links such as ``../examples/bulk_read.py`` work on GitHub. Here they lead to
 ``source/examples/bulk_read.py.html``. A link to a folder leads to a list of its files.
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from docutils import nodes
+from nbconvert import HTMLExporter
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_for_filename
@@ -109,6 +110,8 @@ def _write(app: Sphinx, failure: Exception | None) -> None:
 
 
 def _coloured(source: Path) -> str:
+    if source.suffix == ".ipynb":
+        return str(HTMLExporter(template_name="basic").from_filename(str(source))[0])
     try:
         lexer = get_lexer_for_filename(source.name)
     except ClassNotFound:

@@ -30,7 +30,7 @@ EXPORTED: dict[str, tuple[str, set[str]]] = {
 
 def test_every_page_is_listed_in_the_index() -> None:
     listed = {(DOCS / link).resolve() for link in LISTED}
-    pages = {*DOCS.glob("*.md"), *DOCS.glob("*.rst"), *DOCS.glob("*.ipynb"), *ROOT.glob("*.md")}
+    pages = {*DOCS.glob("*.md"), *DOCS.glob("*.rst"), *DOCS.rglob("*.ipynb"), *ROOT.glob("*.md")}
     assert sorted(page.name for page in pages - listed - {DOCS / "index.md"}) == []
 
 
