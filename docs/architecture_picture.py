@@ -38,6 +38,7 @@ CAPTIONS = {
     "envelope": "one envelope at a time",
     "arrow": "batches as columns",
     "partition": "partitioners",
+    "payload": "values as typed columns",
     "correlation": "table of pending acks",
     "nats": "acks on your connection",
     "_pb": "generated protobuf messages",

@@ -1,6 +1,7 @@
 """Read and write streams as Arrow, with a blocking API, at the speed of the server. See docs/bulk.md."""
 
 from liftenvelope.bulk._archive import Archived, to_parquet
+from liftenvelope.bulk._dead_letter import DeadLetter
 from liftenvelope.bulk._reading import count, read, tail
 from liftenvelope.bulk.access import Access
 from liftenvelope.bulk.errors import (
@@ -8,26 +9,51 @@ from liftenvelope.bulk.errors import (
     ReadLostError,
     RetentionError,
     ServerProtocolError,
+    StreamRecreatedError,
+    TableCommitError,
+    TableError,
+    TableSchemaError,
     WriteFailedError,
 )
 from liftenvelope.bulk.outgoing import Written
 from liftenvelope.bulk.ranges import Gap, Progress
+from liftenvelope.bulk.tables import (
+    TableOptions,
+    TableWriter,
+    TableWritten,
+    delta_writer,
+    iceberg_writer,
+    to_delta,
+    to_iceberg,
+)
 from liftenvelope.bulk.writing import write
 
 __all__ = [
     "Access",
     "ArchiveBusyError",
     "Archived",
+    "DeadLetter",
     "Gap",
     "Progress",
     "ReadLostError",
     "RetentionError",
     "ServerProtocolError",
+    "StreamRecreatedError",
+    "TableCommitError",
+    "TableError",
+    "TableOptions",
+    "TableSchemaError",
+    "TableWriter",
+    "TableWritten",
     "WriteFailedError",
     "Written",
     "count",
+    "delta_writer",
+    "iceberg_writer",
     "read",
     "tail",
+    "to_delta",
+    "to_iceberg",
     "to_parquet",
     "write",
 ]

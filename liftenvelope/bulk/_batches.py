@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
 from liftenvelope.bulk._crew import Crew
 from liftenvelope.bulk.ranges import Gap, Progress, Range
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:
     from liftenvelope.bulk._schema import pa
 
-__all__ = ["Batches", "OnGap", "OnProgress", "check_calls", "start_batches", "start_reader"]
+__all__ = ["BatchDecoder", "Batches", "OnGap", "OnProgress", "check_calls", "start_batches", "start_reader"]
 
 OnProgress: TypeAlias = Callable[[Progress], object]
 OnGap: TypeAlias = Callable[[Gap], object]
@@ -30,6 +30,16 @@ def check_calls(on_gap: object, progress: object) -> None:
     for name, value in (("on_gap", on_gap), ("progress", progress)):
         if value is not None and not callable(value):
             raise UsageTypeError(f"{name} must be a function or None, got {value!r}")
+
+
+class BatchDecoder(Protocol):
+    """Turns the batches of a read into others."""
+
+    schema: pa.Schema
+
+    def decode(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield the batches that a batch of the read becomes."""
+        ...
 
 
 class Batches:
@@ -77,6 +87,33 @@ class Batches:
         raise StopIteration
 
 
+class DecodedBatches:
+    """Iterator over the decoded batches of a read. Dropping it drops the read."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], decoder: BatchDecoder) -> None:
+        self._batches = batches
+        self._decode = decoder.decode
+        self._ready: Iterator[pa.RecordBatch] = iter(())
+        self._failure: Exception | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            while True:
+                for batch in self._ready:
+                    return batch
+                self._ready = iter(self._decode(next(self._batches)))
+        except StopIteration:
+            raise
+        except Exception as exc:
+            self._failure = exc
+            raise
+
+
 def start_batches(
     source: RangedStream,
     spans: Sequence[Range],
@@ -109,9 +146,12 @@ def start_reader(
     total: int | None,
     progress: OnProgress | None,
     on_gap: OnGap | None,
+    decoder: BatchDecoder | None = None,
 ) -> pa.RecordBatchReader:
-    """Start a read as :func:`start_batches` does; return it as an Arrow reader."""
+    """Start a read as :func:`start_batches` does; return it as an Arrow reader, perhaps decoded."""
     # This function exists for its frame. Errors that were handled while the read was planned keep the frames
     # of the callers alive in their tracebacks, and a reference there would keep a dropped reader running.
     batches = start_batches(source, spans, plan, parallel, total, progress, on_gap)
-    return pa.RecordBatchReader.from_batches(plan.schema, batches)
+    if decoder is None:
+        return pa.RecordBatchReader.from_batches(plan.schema, batches)
+    return pa.RecordBatchReader.from_batches(decoder.schema, DecodedBatches(batches, decoder))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, get_args
 
 from liftenvelope._checks import as_choice
 from liftenvelope.bulk._batches import OnGap, OnProgress, check_calls, start_batches, start_reader
+from liftenvelope.bulk._payload_plan import plan_payload
+from liftenvelope.bulk._payload_read import OnBad
 from liftenvelope.bulk._plan import OnRetention, make_plan
 from liftenvelope.bulk._schema import EnvelopeMode
 from liftenvelope.bulk._selection import Via, check_range, plan_ranges
@@ -17,6 +19,8 @@ from liftenvelope.bulk.ranges import Range, Stop, split_ranges
 from liftenvelope.bulk.sources import open_stream
 from liftenvelope.client.positions import Start
 from liftenvelope.errors import UsageError
+from liftenvelope.jetstream.subject_filter import parse_subjects
+from liftenvelope.payload import PayloadChoice
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,10 +40,13 @@ def read(
     stream: str,
     *,
     partitions: Iterable[int] | int | None = None,
+    subjects: Iterable[str] | str | None = None,
     start: Start = "earliest",
     stop: Stop = None,
     columns: Iterable[str] | None = None,
     envelope: EnvelopeMode = "none",
+    payload: PayloadChoice = None,
+    on_bad: OnBad = "fail",
     batch_rows: int = BATCH_ROWS,
     batch_bytes: int = BATCH_BYTES,
     parallel: int | None = None,
@@ -70,6 +77,9 @@ def read(
             commas.
         stream: Name of the stream.
         partitions: Numbers of the partitions, or one number. Default: all.
+        subjects: Subject of the messages to return, or several; ``*`` stands for one token, ``>`` at the
+            end for one or more. Default: all. The server filters if that is faster, and the reader
+            otherwise; see docs/bulk-filters.md.
         start: ``"earliest"``, ``"latest"`` (the newest message), an offset, a moment (a
             :class:`~datetime.datetime` or :class:`~liftenvelope.client.positions.Timestamp`), or a timedelta
             back from now.
@@ -81,6 +91,12 @@ def read(
             headers with other names. ``"columns"``: like ``"strip"``, plus columns for the other fields.
             A payload that is not a valid envelope is returned unchanged. Liftbridge servers unwrap envelopes
             themselves.
+        payload: Format of the values, which replaces the column ``value`` by typed columns: ``"json"``,
+            ``"msgpack"``, ``"arrow"``, or a format of :mod:`liftenvelope.payload` with options. Default:
+            none. See docs/payloads.md.
+        on_bad: Policy for messages that do not fit the payload: ``"fail"`` (default) with
+            :class:`~liftenvelope.payload.BadPayloadError` after the rows before them; ``"column"`` for
+            columns ``bad_reason`` and ``bad_value``; or write them to the stream of a :class:`DeadLetter`.
         batch_rows: Maximum number of rows in a batch.
         batch_bytes: Bytes of messages at which a batch is full. Each thread holds a few batches in memory.
         parallel: Number of threads that read, each over its own connection. If there are fewer ranges than
@@ -91,7 +107,8 @@ def read(
             second consumer.
         on_retention: Policy if unread messages are gone from the beginning of the stream: ``"raise"`` an
             error, or ``"skip"`` the messages like any other gap.
-        on_gap: Called with a :class:`Gap` for each run of offsets in the range without messages.
+        on_gap: Called with a :class:`Gap` for each run of offsets in the range without messages. Messages
+            that ``subjects`` leaves out are no gap; to tell them apart, the reader filters.
         progress: Called with a :class:`Progress` after every batch.
         access: Connection options beyond the URLs.
 
@@ -103,8 +120,8 @@ def read(
         TransportError: No server could be reached.
         CallTimeoutError: No server answered in time.
 
-    While reading, the reader raises these errors and :class:`ReadLostError` if the connection is lost for
-    too long.
+    While reading, the reader raises these errors, :class:`ReadLostError` if the connection is lost for too
+    long, and :class:`~liftenvelope.payload.BadPayloadError`.
 
     Example:
         >>> import pyarrow as pa
@@ -118,14 +135,21 @@ def read(
     as_choice("via", via, get_args(Via))
     if via != "auto" and not unsigned:
         raise UsageError(f"via must be 'auto' for Liftbridge, got {via!r}: it is for JetStream")
-    plan = make_plan(columns, envelope, batch_rows, batch_bytes, on_retention, unsigned=unsigned)
+    wanted = parse_subjects(subjects)
+    typed = plan_payload(payload, on_bad, columns, envelope, source, stream, access)
+    needed = columns if typed is None else typed.reading
+    plan = make_plan(
+        needed, envelope, batch_rows, batch_bytes, on_retention, unsigned=unsigned, subjects=wanted
+    )
     opened = open_stream(source, stream, access)
     try:
         spans = plan_ranges(opened, parts, begin, end, on_retention, via=via)
+        opened.filter_by(wanted, whole=on_gap is not None)
         total = sum(span.stop - span.start for span in spans)
+        decoder = None if typed is None else typed.decoder(opened, spans, plan)
         spans = split_ranges([span for span in spans if span.start < span.stop], parallel or 1)
         threads = parallel or min(len(spans), PARALLEL)
-        return start_reader(opened, spans, plan, threads, total, progress, on_gap)
+        return start_reader(opened, spans, plan, threads, total, progress, on_gap, decoder)
     except BaseException:
         opened.close()
         raise
@@ -136,9 +160,12 @@ def tail(
     stream: str,
     *,
     partitions: Iterable[int] | int | None = None,
+    subjects: Iterable[str] | str | None = None,
     start: Start = "new",
     columns: Iterable[str] | None = None,
     envelope: EnvelopeMode = "none",
+    payload: PayloadChoice = None,
+    on_bad: OnBad = "fail",
     batch_rows: int = BATCH_ROWS,
     batch_bytes: int = BATCH_BYTES,
     batch_seconds: float = 1.0,
@@ -155,9 +182,12 @@ def tail(
         source: As for :func:`read`.
         stream: Name of the stream.
         partitions: As for :func:`read`.
+        subjects: As for :func:`read`.
         start: As for :func:`read`; or ``"new"`` (default): after the message that is the newest now.
         columns: As for :func:`read`.
         envelope: As for :func:`read`.
+        payload: As for :func:`read`. To infer a schema takes a message at or after ``start``.
+        on_bad: As for :func:`read`.
         batch_rows: As for :func:`read`.
         batch_bytes: As for :func:`read`.
         batch_seconds: Seconds after its first message at which a batch is handed out even if not full.
@@ -177,20 +207,25 @@ def tail(
     check_calls(on_gap, progress)
     target = find_target(source, access)
     unsigned = target.kind is ServerKind.NATS
+    wanted = parse_subjects(subjects)
+    typed = plan_payload(payload, on_bad, columns, envelope, source, stream, access)
     plan = make_plan(
-        columns,
+        columns if typed is None else typed.reading,
         envelope,
         batch_rows,
         batch_bytes,
         on_retention,
         unsigned=unsigned,
         batch_seconds=batch_seconds,
+        subjects=wanted,
     )
     opened = open_stream(source, stream, access)
     try:
         ranges = plan_ranges(opened, parts, begin, None, on_retention, may_be_ahead=True, via="consumer")
+        opened.filter_by(wanted, whole=on_gap is not None)
+        decoder = None if typed is None else typed.decoder(opened, ranges, plan, is_tail=True)
         spans = [Range(span.partition, span.start, -1) for span in ranges]
-        return start_reader(opened, spans, plan, len(spans), None, progress, on_gap)
+        return start_reader(opened, spans, plan, len(spans), None, progress, on_gap, decoder)
     except BaseException:
         opened.close()
         raise
@@ -201,6 +236,7 @@ def count(
     stream: str,
     *,
     partitions: Iterable[int] | int | None = None,
+    subjects: Iterable[str] | str | None = None,
     start: Start = "earliest",
     stop: Stop = None,
     access: Access | None = None,
@@ -214,6 +250,7 @@ def count(
         source: As for :func:`read`.
         stream: Name of the stream.
         partitions: As for :func:`read`.
+        subjects: As for :func:`read`.
         start: As for :func:`read`. Messages that retention has removed are not counted.
         stop: As for :func:`read`.
         access: As for :func:`read`.
@@ -226,13 +263,14 @@ def count(
         234567
     """
     begin, end, parts = check_range(partitions, start, stop, None)
+    wanted = parse_subjects(subjects)
     opened = open_stream(source, stream, access)
     with contextlib.closing(opened):
         spans = plan_ranges(opened, parts, begin, end, "skip")
         spans = [span for span in spans if span.start < span.stop]
-        known = [opened.count(span) for span in spans]
+        known = [opened.count(span, wanted) for span in spans]
         if all(number is not None for number in known):
             return sum(number or 0 for number in known)
-        plan = make_plan(["offset"], "none", 2**20, 2**28, "skip", unsigned=opened.unsigned)
+        plan = make_plan(["offset"], "none", 2**20, 2**28, "skip", unsigned=opened.unsigned, subjects=wanted)
         rows = start_batches(opened, spans, plan, min(len(spans), PARALLEL), None, None, None)
         return sum(batch.num_rows for batch in rows)

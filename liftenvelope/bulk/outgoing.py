@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 else:
     from liftenvelope.bulk._schema import pa
 
-__all__ = ["LiftbridgeRows", "Written", "open_rows", "rows_of"]
+__all__ = ["LiftbridgeRows", "Written", "open_rows", "reader_of", "rows_of", "valid"]
 
 #: Columns that the server fills. A table that was read has these columns; a write ignores them.
 _LEFT_OUT: Final = frozenset({"offset", "timestamp", *ENVELOPE_COLUMNS})
@@ -75,17 +75,7 @@ def open_rows(data: Any) -> pa.RecordBatchReader:
         UsageError: The column ``value`` is missing, or a column can't be published.
         UsageTypeError: ``data`` is not Arrow data and exports no Arrow stream.
     """
-    if isinstance(data, pa.RecordBatch):
-        data = pa.Table.from_batches([data])
-    if isinstance(data, pa.Table):
-        reader = data.to_reader()
-    elif isinstance(data, pa.RecordBatchReader):
-        reader = data
-    elif hasattr(data, "__arrow_c_stream__"):
-        reader = pa.RecordBatchReader.from_stream(data)
-    else:
-        kind = type(data).__name__
-        raise UsageTypeError(f"data must be an Arrow table, batch or reader, or export Arrow, got {kind}")
+    reader = reader_of(data)
     names = reader.schema.names
     if "value" not in names:
         raise UsageError(f"data must have a column 'value', got {', '.join(names) or 'none'}")
@@ -95,6 +85,24 @@ def open_rows(data: Any) -> pa.RecordBatchReader:
                 f"data must not have a column {name!r}, which cannot be published: drop the column"
             )
     return reader
+
+
+def reader_of(data: Any) -> pa.RecordBatchReader:
+    """Return a reader of any Arrow data.
+
+    Raises:
+        UsageTypeError: ``data`` is not Arrow data and exports no Arrow stream.
+    """
+    if isinstance(data, pa.RecordBatch):
+        data = pa.Table.from_batches([data])
+    if isinstance(data, pa.Table):
+        return data.to_reader()
+    if isinstance(data, pa.RecordBatchReader):
+        return data
+    if hasattr(data, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(data)
+    kind = type(data).__name__
+    raise UsageTypeError(f"data must be an Arrow table, batch or reader, or export Arrow, got {kind}")
 
 
 def rows_of(batch: pa.RecordBatch) -> LiftbridgeRows:
@@ -134,18 +142,18 @@ def _headers(row: Iterable[tuple[str, bytes | str | None]] | None) -> dict[str, 
 
 def published(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     """Yield a reader's batches without the columns that servers fill."""
-    for batch in _valid(reader):
+    for batch in valid(reader):
         yield batch.select([name for name in batch.schema.names if name not in _LEFT_OUT])
 
 
 def batches_of(reader: pa.RecordBatchReader, rows: int) -> Iterator[pa.RecordBatch]:
     """Yield a reader's batches, sliced to at most ``rows`` rows each."""
-    for batch in _valid(reader):
+    for batch in valid(reader):
         for start in range(0, batch.num_rows, rows):
             yield batch.slice(start, rows)
 
 
-def _valid(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+def valid(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     """Yield a reader's batches, each validated: Arrow's casts read beyond buffers that are too short."""
     for batch in reader:
         try:

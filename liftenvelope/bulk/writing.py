@@ -10,6 +10,7 @@ from liftenvelope.bulk._batches import OnProgress
 from liftenvelope.bulk._jetstream import JetStreamSource
 from liftenvelope.bulk._jetstream_write import MODES, JetStreamWrite, WriteMode
 from liftenvelope.bulk._liftbridge_write import LiftbridgeWrite
+from liftenvelope.bulk._payload_write import PACK_BYTES, PACK_ROWS, open_encoded
 from liftenvelope.bulk.access import Access, ServerKind, Source, Target, find_target
 from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.bulk.observing import observed
@@ -19,6 +20,7 @@ from liftenvelope.client.binding import options_of
 from liftenvelope.client.blocking import BlockingClient, connect_blocking
 from liftenvelope.errors import LiftEnvelopeError, UsageError, UsageTypeError
 from liftenvelope.jetstream.publish_frames import header_block
+from liftenvelope.payload import PayloadChoice, as_payload
 from liftenvelope.types import AckPolicy
 
 if TYPE_CHECKING:
@@ -40,6 +42,9 @@ def write(
     *,
     subject: str | None = None,
     envelope: bool = False,
+    payload: PayloadChoice = None,
+    pack_rows: int = PACK_ROWS,
+    pack_bytes: int = PACK_BYTES,
     message_id: str | None = None,
     mode: WriteMode = "auto",
     partition: int | None = None,
@@ -62,6 +67,12 @@ def write(
             polars DataFrame, a DuckDB result.
         subject: For JetStream: subject of all rows; overrides the column ``subject``.
         envelope: For JetStream: True to wrap each row, with its key and headers, in a Liftbridge envelope.
+        payload: Format of the values: ``"json"``, ``"msgpack"``, ``"arrow"``, or a format of
+            :mod:`liftenvelope.payload` with options. All columns that a stream does not have are encoded into
+            the column ``value``. Default: none, ``data`` has the column ``value``. See docs/payloads.md.
+        pack_rows: With ``"arrow"``: most rows of a message. Default 10,000.
+        pack_bytes: With ``"arrow"``: largest message in bytes, at most what the server takes. Default
+            1,000,000.
         message_id: For JetStream: prefix of the message ids ``<message_id>-0``, ``-1`` and so on, with which
             the stream stores each row once within its ``duplicate_window``. With message ids, the write
             reconnects after a lost connection and resends rows without an ack. Without message ids, a lost
@@ -84,7 +95,7 @@ def write(
         access: As for :func:`read`.
 
     Returns:
-        Number, size and offsets of the rows stored.
+        Number, size and offsets of the rows stored; with ``"arrow"``, of the messages.
 
     Raises:
         UsageError: An argument or a row is invalid; no row is stored.
@@ -109,7 +120,7 @@ def write(
         raise UsageTypeError(f"progress must be a function or None, got {progress!r}")
     _check_options(target.kind, subject, envelope, message_id, partition)
     _check_mode(target.kind, mode)
-    reader = open_rows(data)
+    reader = _open(data, payload, pack_rows, pack_bytes)
     if target.kind is ServerKind.NATS:
         job = JetStreamWrite(
             JetStreamSource(target, stream),
@@ -134,6 +145,13 @@ def write(
         reader,
         progress,
     )
+
+
+def _open(data: Any, payload: PayloadChoice, pack_rows: int, pack_bytes: int) -> pa.RecordBatchReader:
+    kind = as_payload(payload)
+    as_count("pack_rows", pack_rows)
+    as_count("pack_bytes", pack_bytes)
+    return open_rows(data) if kind is None else open_encoded(data, kind, pack_rows, pack_bytes)
 
 
 def _check_options(

@@ -6,6 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from liftenvelope._version import __version__
+from liftenvelope.cli.archive import archive
 from liftenvelope.cli.bench import bench
 from liftenvelope.cli.consumer import consumer
 from liftenvelope.cli.cursor import cursor
@@ -61,3 +62,4 @@ root.add_command(serve)
 root.add_command(monitor)
 root.add_command(read)
 root.add_command(write)
+root.add_command(archive)

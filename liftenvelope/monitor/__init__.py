@@ -28,6 +28,7 @@ Example::
 
 from liftenvelope.monitor._alerts import MonitorAlert, alerts
 from liftenvelope.monitor._collector import Collector, Sampler
+from liftenvelope.monitor._generations import Generation, GenerationHistory
 from liftenvelope.monitor._history import History, Series, SeriesKey
 from liftenvelope.monitor._limits import MAX_SUBJECTS, MonitorLimits
 from liftenvelope.monitor._snapshots import (
@@ -46,6 +47,8 @@ __all__ = [
     "MAX_SUBJECTS",
     "Collector",
     "ConsumerSample",
+    "Generation",
+    "GenerationHistory",
     "GroupPartition",
     "GroupSample",
     "History",

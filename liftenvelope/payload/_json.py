@@ -1,0 +1,119 @@
+"""JSON payloads: one object per message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from liftenvelope._checks import as_choice, as_count
+from liftenvelope.errors import UsageError
+from liftenvelope.payload._formats import EXTRA, Decoded, PayloadDecoder, PayloadEncoder, PayloadFormat
+from liftenvelope.payload._inference import infer_schema
+from liftenvelope.payload._json_blocks import BlockParser, object_of
+from liftenvelope.payload._json_text import JsonEncoder
+from liftenvelope.payload._types import JSON_TYPES, as_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    from liftenvelope.payload._formats import pa
+
+__all__ = ["Json"]
+
+
+@dataclass(frozen=True)
+class Json(PayloadFormat):
+    """JSON objects, one per message, by pyarrow's JSON reader.
+
+    A missing field and ``null`` are null. A value that does not fit its type makes the message bad. Nothing
+    is cast, except that numbers of a ``float64`` field are rounded to the nearest double.
+
+    Attributes:
+        schema: Fields and their types: bool, integers, float64, string, timestamp, decimal128, and lists and
+            structs of them. Default: inferred from the first messages of the range.
+        sample: Number of first messages from which the schema is inferred. Default 1,000.
+        unknown: Fields that the schema does not have: ``"drop"`` (default), or ``"keep"`` them in the column
+            ``extra``, as a JSON object.
+        prefix: Text in front of the names of the columns.
+
+    Raises:
+        UsageError: An option is invalid.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from liftenvelope.payload import Json
+        >>> decoder = Json(pa.schema({"price": pa.float64()})).decoder()
+        >>> decoder.decode(pa.array([b'{"price": 1.5}', b"oops"])).bad
+        (BadValue(index=1, reason='no JSON object'),)
+    """
+
+    schema: pa.Schema | None = None
+    _: KW_ONLY
+    sample: int = 1_000
+    unknown: Literal["drop", "keep"] = "drop"
+
+    name: ClassVar[str] = "json"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        as_count("sample", self.sample, 1, 1_000_000)
+        as_choice("unknown", self.unknown, ("drop", "keep"))
+        if self.schema is not None:
+            as_schema("schema", self.schema, JSON_TYPES)
+
+    @property
+    def sample_rows(self) -> int:
+        """Number of messages that the schema is inferred from; 0 if the schema is given."""
+        return self.sample if self.schema is None else 0
+
+    def decoder(
+        self, sample: pa.Array | None = None, *, columns: Collection[str] | None = None
+    ) -> PayloadDecoder:
+        """Return a decoder; see :meth:`PayloadFormat.decoder`."""
+        fields = self.schema
+        if fields is None:
+            if sample is None:
+                raise UsageError("schema must be given: there is no message to infer it from, got None")
+            fields = infer_schema(
+                [found for found in map(object_of, sample.to_pylist()) if found is not None]
+            )
+        return JsonDecoder(self, fields, columns)
+
+    def encoder(self, schema: pa.Schema) -> PayloadEncoder:
+        """Return an encoder; see :meth:`PayloadFormat.encoder`."""
+        fields = self.stripped(schema)
+        return JsonEncoder(as_schema("data", fields, JSON_TYPES))
+
+
+class JsonDecoder(PayloadDecoder):
+    """Decodes JSON objects of one schema."""
+
+    def __init__(self, kind: Json, fields: pa.Schema, columns: Collection[str] | None) -> None:
+        self.schema = kind.prefixed(fields, columns)
+        chosen = [field for field in fields if kind.prefix + field.name in self.schema.names]
+        self._parser = BlockParser(pa.schema(chosen))
+        self._known = frozenset(fields.names)
+        self._extra = kind.unknown == "keep" and (columns is None or kind.prefix + EXTRA in columns)
+        if self._extra:
+            if EXTRA in fields.names:
+                raise UsageError(
+                    f"schema must not have a field {EXTRA!r} with unknown='keep': it is the column"
+                )
+            self.schema = self.schema.append(pa.field(kind.prefix + EXTRA, pa.string()))
+
+    def decode(self, values: pa.Array) -> Decoded:
+        """Decode values; see :meth:`PayloadDecoder.decode`."""
+        batch, bad = self._parser.parse(values)
+        arrays = list(batch.columns)
+        if self._extra:
+            faulty = {value.index for value in bad}
+            texts = [None if i in faulty else self._others(item) for i, item in enumerate(values.to_pylist())]
+            arrays.append(pa.array(texts, pa.string()))
+        return Decoded([pa.RecordBatch.from_arrays(arrays, schema=self.schema)], bad)
+
+    def _others(self, value: bytes) -> str | None:
+        found = object_of(value) or {}
+        others = {name: item for name, item in found.items() if name not in self._known}
+        return json.dumps(others, ensure_ascii=False, separators=(",", ":")) if others else None

@@ -1,0 +1,162 @@
+"""Many JSON objects in one call of pyarrow's reader, with each row bound to its message.
+
+The reader parses a sequence of objects, separated by any whitespace or none. A message with two objects, or
+half of one, would shift all rows after it. So a marker stands after each message: an object whose only
+name is a secret of this process. A block counts as parsed only if its rows alternate: a row without the
+marker, a row with it. No message can contain the secret, so the markers are the ones written here, in this
+order, and the text between two markers was exactly one row.
+
+The fate of a message depends on that message alone: a block that fails is split until the messages that fail
+alone are found.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from liftenvelope.payload._formats import BadValue
+from liftenvelope.payload._mismatch import mismatch
+from liftenvelope.payload._rows import bisected, empty_batch, joined, with_nulls
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.json as pj
+else:
+    import pyarrow.compute as pc
+    import pyarrow.json as pj
+
+    from liftenvelope.payload._formats import pa
+
+__all__ = ["BlockParser", "object_of"]
+
+#: Bytes to parse in one call: the reader counts in 32 bits.
+_BLOCK_BYTES: Final = 32 * 1024 * 1024
+#: A block that fails is split by this number, until it has few rows, which are searched one by one.
+_PARTS: Final = 8
+_SEARCH_ROWS: Final = 128
+_SPACE: Final = b" \t\r\n"
+_NOT_JSON: Final = "no JSON object"
+
+
+class _ConstantError(Exception):
+    """A number that JSON does not have."""
+
+
+def _refused(text: str) -> NoReturn:
+    raise _ConstantError(text)
+
+
+def object_of(value: bytes) -> dict[str, Any] | None:
+    """Return a JSON object; None if a value is something else.
+
+    An object that Python cannot hold, such as one nested too deeply, is returned as an empty one.
+    """
+    if value.lstrip(_SPACE)[:1] != b"{":
+        return None
+    try:
+        found: dict[str, Any] = json.loads(value.decode(), parse_constant=_refused)
+    except (json.JSONDecodeError, UnicodeDecodeError, _ConstantError):
+        return None
+    except (RecursionError, ValueError):  # ValueError: more digits than Python converts
+        return {}
+    return found
+
+
+class BlockParser:
+    """Parses JSON objects into the columns of a schema, and ignores all other fields."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        secret = f"liftenvelope-{secrets.token_hex(16)}"
+        self._separator = b'\n{"%s":1}\n' % secret.encode()
+        self._options = pj.ParseOptions(
+            explicit_schema=schema.append(pa.field(secret, pa.int8())),
+            newlines_in_values=True,
+            unexpected_field_behavior="ignore",
+        )
+
+    def parse(self, values: pa.Array) -> tuple[pa.RecordBatch, Sequence[BadValue]]:
+        """Return one row per value, with nulls for a bad value, and the bad values."""
+        values = values.cast(pa.binary())
+        rows, size = len(values), values.nbytes
+        step = rows if size <= _BLOCK_BYTES else max(1, rows * _BLOCK_BYTES // size)
+        return self._parse_parts(values, step)
+
+    def _parse_parts(self, values: pa.Array, step: int) -> tuple[pa.RecordBatch, Sequence[BadValue]]:
+        batches: list[pa.RecordBatch] = []
+        bad: list[BadValue] = []
+        for start in range(0, len(values), max(step, 1)):
+            batch, found = self._parse_block(values.slice(start, step))
+            batches.append(batch)
+            bad += [BadValue(start + value.index, value.reason) for value in found]
+        return joined(batches or [empty_batch(self._schema)], self._schema), bad
+
+    def _parse_block(self, values: pa.Array) -> tuple[pa.RecordBatch, Sequence[BadValue]]:
+        found = self._try(values) if _is_plain(values) else ""
+        if not isinstance(found, str):
+            return found, ()
+        if len(values) > _SEARCH_ROWS:
+            return self._parse_parts(values, max(_SEARCH_ROWS, len(values) // _PARTS))
+        return self._search(values.to_pylist())
+
+    def _search(self, items: list[bytes]) -> tuple[pa.RecordBatch, Sequence[BadValue]]:
+        """Find the bad values of a block, and parse the others."""
+        fates: list[int | str] = [self._fault(item) for item in items]
+        likely = [index for index, fault in enumerate(fates) if not fault]
+        stripped = pa.array([items[index].lstrip(_SPACE) for index in likely], pa.binary())
+        batch, found = bisected(stripped, self._try, self._schema)
+        for index, fate in zip(likely, found, strict=True):
+            fates[index] = fate
+        bad = [BadValue(index, fate) for index, fate in enumerate(fates) if isinstance(fate, str)]
+        return with_nulls(batch, [None if isinstance(fate, str) else fate for fate in fates]), bad
+
+    def _fault(self, item: bytes) -> str:
+        found = object_of(item)
+        return _NOT_JSON if found is None else mismatch(found, self._schema) or ""
+
+    def _try(self, values: pa.Array) -> pa.RecordBatch | str:
+        """Return one row per value, or a fault if any value is bad. Each value must begin with a brace.
+
+        The brace matters: pyarrow 26 crashes if the first row of a block is ``null``.
+        """
+        text = pa.py_buffer(_text(values, self._separator))
+        options = pj.ReadOptions(use_threads=False, block_size=text.size + 1)
+        try:
+            table = pj.read_json(pa.BufferReader(text), read_options=options, parse_options=self._options)
+        except pa.ArrowInvalid as exc:
+            return str(exc).removeprefix("JSON parse error: ").removesuffix(" in row 0")
+        found = _between_markers(table.combine_chunks().to_batches()[0], len(values))
+        return _NOT_JSON if found is None else found
+
+
+def _text(values: pa.Array, separator: bytes) -> bytes:
+    lists = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+    return b"".join((pc.binary_join(lists, separator)[0].as_buffer(), separator))
+
+
+def _between_markers(batch: pa.RecordBatch, rows: int) -> pa.RecordBatch | None:
+    """Return the rows without the markers; None unless each has one marker, behind it."""
+    if batch.num_rows != 2 * rows:
+        return None
+    marked = batch.column(batch.num_columns - 1).is_valid()
+    if not marked.equals(pa.array([False, True] * rows, pa.bool_())):
+        return None
+    return batch.filter(pc.invert(marked)).select(range(batch.num_columns - 1))
+
+
+def _is_plain(values: pa.Array) -> bool:
+    """Return True if pyarrow's reader and ours agree on each value, so that a block may be tried.
+
+    The reader does not check UTF-8, and takes ``NaN`` and ``Infinity`` for numbers.
+    """
+    if not pc.all(pc.starts_with(values, "{")).as_py():
+        return False
+    try:
+        text = values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return False
+    return not pc.any(pc.match_substring_regex(text, "NaN|Inf")).as_py()

@@ -1,0 +1,97 @@
+"""JSON objects from columns, by Arrow's string kernels where a type allows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope.errors import UsageError
+from liftenvelope.payload._formats import PayloadEncoder
+from liftenvelope.payload._types import is_text
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+else:
+    import pyarrow.compute as pc
+
+    from liftenvelope.payload._formats import pa
+
+__all__ = ["JsonEncoder"]
+
+#: Characters that JSON escapes other than by a backslash in front.
+_CONTROL: Final = "[\\x00-\\x1f]"
+
+
+class JsonEncoder(PayloadEncoder):
+    """Encodes rows as JSON objects. A null is written as ``null``."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+
+    def encode(self, rows: pa.RecordBatch) -> pa.Array:
+        """Encode rows; see :meth:`PayloadEncoder.encode`."""
+        if not rows.num_columns:
+            raise UsageError("data must have a column for the payload, got none")
+        members = [
+            _member(field.name, rows.column(index), first=not index)
+            for index, field in enumerate(self._schema)
+        ]
+        return _concat(*members, "}").cast(pa.binary())
+
+
+def _member(name: str, column: pa.Array, *, first: bool) -> pa.Array:
+    opening = ("{" if first else ",") + json.dumps(name, ensure_ascii=False) + ":"
+    return _concat(opening, pc.fill_null(_texts(name, column), "null"))
+
+
+def _concat(*parts: pa.Array | str) -> pa.Array:
+    large = [pa.scalar(part, pa.large_string()) if isinstance(part, str) else part for part in (*parts, "")]
+    return pc.binary_join_element_wise(*large)
+
+
+def _texts(name: str, column: pa.Array) -> pa.Array:
+    """Return the values of a column as large strings of JSON."""
+    kind, large = column.type, pa.large_string()
+    if is_text(kind):
+        return _quoted(column.cast(large))
+    if pa.types.is_timestamp(kind):
+        return _times(column)
+    if pa.types.is_float64(kind):
+        if not pc.all(pc.is_finite(column)).as_py() and column.null_count < len(column):
+            raise UsageError(f"data: column {name!r} must have finite numbers for JSON, got NaN or infinity")
+        return column.cast(large)
+    if pa.types.is_nested(kind):
+        return pa.array(_nested(name, column), large)
+    return column.cast(large)
+
+
+def _quoted(texts: pa.Array) -> pa.Array:
+    if pc.any(pc.match_substring_regex(texts, _CONTROL)).as_py():
+        items = [None if text is None else json.dumps(text, ensure_ascii=False) for text in texts.to_pylist()]
+        return pa.array(items, pa.large_string())
+    escaped = pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), '"', '\\"')
+    return _concat('"', escaped, '"')
+
+
+def _times(column: pa.Array) -> pa.Array:
+    naive = column.cast(pa.timestamp(column.type.unit)).cast(pa.large_string())
+    return _concat('"', naive, '"' if column.type.tz is None else 'Z"')
+
+
+def _nested(name: str, column: pa.Array) -> Iterator[str | None]:
+    for value in column.to_pylist():
+        try:
+            text = json.dumps(
+                value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_leaf
+            )
+        except ValueError as exc:
+            raise UsageError(f"data: column {name!r} must have values that JSON can carry: {exc}") from exc
+        yield None if value is None else text
+
+
+def _leaf(value: Any) -> Any:
+    """Return a timestamp or a decimal inside a list or struct as text."""
+    return str(value) if isinstance(value, Decimal) else value.isoformat()

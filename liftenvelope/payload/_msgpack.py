@@ -1,0 +1,139 @@
+"""msgpack payloads: one map per message."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from liftenvelope._checks import as_count, require
+from liftenvelope.errors import UsageError
+from liftenvelope.payload._formats import Decoded, PayloadDecoder, PayloadEncoder, PayloadFormat
+from liftenvelope.payload._inference import infer_schema
+from liftenvelope.payload._objects import Fault, columns_of
+from liftenvelope.payload._types import OBJECT_TYPES, as_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    from liftenvelope.payload._formats import pa
+
+__all__ = ["Msgpack"]
+
+
+@dataclass(frozen=True)
+class Msgpack(PayloadFormat):
+    """msgpack maps, one per message. Needs the package ``msgpack``.
+
+    A missing field and nil are null. A value that does not fit its type makes the message bad. Nothing is
+    cast, except integers to floats that hold them exactly.
+
+    Attributes:
+        schema: Fields and their types: bool, integers, float64, string, binary, timestamp[us] with a
+            zone, and lists and structs of them. Default: inferred from the first messages of the range.
+        sample: Number of first messages from which the schema is inferred. Default 1,000.
+        max_items: Most items of an array or map anywhere in a message. A message with more is bad. Default
+            100,000.
+        prefix: Text in front of the names of the columns.
+
+    Raises:
+        UsageError: An option is invalid.
+        MissingExtraError: The package ``msgpack`` is not installed.
+    """
+
+    schema: pa.Schema | None = None
+    _: KW_ONLY
+    sample: int = 1_000
+    max_items: int = 100_000
+
+    name: ClassVar[str] = "msgpack"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require("msgpack", "payload")
+        as_count("sample", self.sample, 1, 1_000_000)
+        as_count("max_items", self.max_items)
+        if self.schema is not None:
+            as_schema("schema", self.schema, OBJECT_TYPES)
+
+    @property
+    def sample_rows(self) -> int:
+        """Number of messages that the schema is inferred from; 0 if the schema is given."""
+        return self.sample if self.schema is None else 0
+
+    def decoder(
+        self, sample: pa.Array | None = None, *, columns: Collection[str] | None = None
+    ) -> PayloadDecoder:
+        """Return a decoder; see :meth:`PayloadFormat.decoder`."""
+        fields = self.schema
+        if fields is None:
+            if sample is None:
+                raise UsageError("schema must be given: there is no message to infer it from, got None")
+            rows = [_unpacked(value, self.max_items) for value in sample.to_pylist()]
+            fields = infer_schema([row for row in rows if not isinstance(row, Fault)])
+        return MsgpackDecoder(self, fields, columns)
+
+    def encoder(self, schema: pa.Schema) -> PayloadEncoder:
+        """Return an encoder; see :meth:`PayloadFormat.encoder`."""
+        return MsgpackEncoder(as_schema("data", self.stripped(schema), OBJECT_TYPES))
+
+
+def _unpacked(value: bytes, max_items: int) -> dict[Any, Any] | Fault:
+    msgpack: Any = require("msgpack", "payload")
+    try:
+        # Without limits, the size that an array claims is allocated at once. timestamp=3, datetimes, would
+        # drop nanoseconds in silence.
+        found = msgpack.unpackb(
+            value, timestamp=0, max_array_len=max_items, max_map_len=max_items, object_hook=_dated
+        )
+    except (ValueError, OverflowError, OSError, MemoryError, RecursionError) as exc:
+        return Fault(f"no msgpack map: {str(exc) or type(exc).__name__}")
+    if not isinstance(found, dict):
+        return Fault(f"no msgpack map: {type(found).__name__}")
+    return found
+
+
+def _dated(row: dict[Any, Any]) -> dict[Any, Any]:
+    """Replace timestamps in a map by datetimes, which have microseconds.
+
+    Raises:
+        ValueError: A timestamp has nanoseconds, or no datetime can hold it.
+    """
+    for name, value in row.items():
+        if hasattr(value, "to_datetime"):
+            if value.nanoseconds % 1_000:
+                raise ValueError(f"field {name!r} has nanoseconds")
+            row[name] = value.to_datetime()
+    return row
+
+
+class MsgpackDecoder(PayloadDecoder):
+    """Decodes msgpack maps of one schema."""
+
+    def __init__(self, kind: Msgpack, fields: pa.Schema, columns: Collection[str] | None) -> None:
+        self.schema = kind.prefixed(fields, columns)
+        self._fields = pa.schema([f for f in fields if kind.prefix + f.name in self.schema.names])
+        self._max_items = kind.max_items
+
+    def decode(self, values: pa.Array) -> Decoded:
+        """Decode values; see :meth:`PayloadDecoder.decode`."""
+        rows = [_unpacked(value, self._max_items) for value in values.to_pylist()]
+        batch, bad = columns_of(rows, self._fields)
+        return Decoded([pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)], bad)
+
+
+class MsgpackEncoder(PayloadEncoder):
+    """Encodes rows as msgpack maps."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+
+    def encode(self, rows: pa.RecordBatch) -> pa.Array:
+        """Encode rows; see :meth:`PayloadEncoder.encode`."""
+        msgpack: Any = require("msgpack", "payload")
+        packer = msgpack.Packer(datetime=True)
+        named = pa.RecordBatch.from_arrays(rows.columns, schema=self._schema)
+        try:
+            return pa.array([packer.pack(row) for row in named.to_pylist()], pa.binary())
+        except (ValueError, OverflowError, TypeError) as exc:
+            raise UsageError(f"data must have values that msgpack can carry: {exc}") from exc
