@@ -1,4 +1,4 @@
-"""The site has every page in its navigation, every public name in its reference, and every error on its page."""
+"""The site has each page in its navigation, each public name in its reference, and each error on its page."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ INTERNAL = {"rpc", "consumers", "cli", "__init__", "__main__"}
 #: Modules whose public names their packages export too, and the names that other packages of ours use.
 EXPORTED: dict[str, tuple[str, set[str]]] = {
     "liftenvelope.bulk.errors": ("liftenvelope.bulk", set()),
+    "liftenvelope.bulk.tables": ("liftenvelope.bulk", set()),
     "liftenvelope.client.activity": ("liftenvelope.client", {"ACTIVITY_STREAM", "read_activity"}),
 }
 
