@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 
 from tests.browser.conftest import ROOT, Page
+from tests.unit.project.test_pages import DOCUMENTED
 
 SITE = ROOT / "build" / "site"
 #: Pages with the widest tables, code and names.
@@ -69,6 +71,15 @@ def test_navigation_has_every_caption(page: Page) -> None:
     assert [one.lower() for one in captions] == [
         one.lower() for one in sections if one not in ("Examples", "How the code on these pages is checked")
     ]
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    pages = "\n".join(path.read_text("utf-8") for path in (SITE / "docs" / "api").glob("*.html"))
+    ids = set(re.findall(r'id="(liftenvelope[\w.]+)"', pages))
+    modules = [name for name in DOCUMENTED if ".spark" not in name]  # Spark is not installed here
+    names = {f"{name}.{one}" for name in modules for one in import_module(name).__all__}
+    assert len(names) > 300
+    assert names - ids == set()
 
 
 def test_nothing_is_loaded_from_elsewhere() -> None:
