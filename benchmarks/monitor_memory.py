@@ -1,8 +1,8 @@
 """Memory of the monitor over time: ``python -m benchmarks.monitor_memory --seconds 600``.
 
 ``liftenvelope monitor`` watches streams that are written, consumers, a group whose members come and go, and
-streams that are created and deleted. Pages are open, and some are opened and closed again. Its resident memory
-is printed every ten seconds. A series is full after 600 samples, five minutes at this interval.
+streams that are created and deleted. Pages are open, and some are opened and closed again. Its resident
+memory is printed every ten seconds. A series is full after 600 samples, five minutes at this interval.
 """
 
 from __future__ import annotations

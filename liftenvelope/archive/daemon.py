@@ -74,7 +74,8 @@ class ArchiveDaemon:
                 ]
                 stopped = asyncio.create_task(stop.wait(), name="stop")
                 work = asyncio.gather(*tasks)
-                await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
+                ends: list[asyncio.Future[Any]] = [work, stopped]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 if stop.is_set():
                     return await self._finish(work)
                 stopped.cancel()

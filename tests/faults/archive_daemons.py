@@ -1,4 +1,4 @@
-"""Archives of two daemons at once, on the disk or on an S3 server: they are killed, stopped, and start again."""
+"""Archives of two daemons at once, on the disk or on S3: they are killed, stopped, and start again."""
 
 from __future__ import annotations
 
