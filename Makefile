@@ -51,7 +51,7 @@ SOME_OF_SPARK := tests/spark/test_functions.py tests/spark/test_session.py tests
 # What acks the envelopes of the demo: gateway, or liftbridge, which is built first.
 BROKER ?= gateway
 
-.PHONY: help setup versions servers demo test on-servers shared-servers on-the-gateway benchmarks-once without-servers interpreters test-minimum test-minimum-some minimum test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz soak clean
+.PHONY: help setup docs notebooks versions servers demo test on-servers shared-servers on-the-gateway benchmarks-once without-servers interpreters test-minimum test-minimum-some minimum test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -135,7 +135,7 @@ pyspark: servers
 	$(RUN) -m pip install --quiet --no-compile 'pyspark[connect]==$(SPARK).*' 'pandas>=2.2,<3'
 	@$(RUN) -m pip list --format freeze | grep pyspark; java -version 2>&1 | head -1
 
-test-browser: chromium  ## the tests of the monitor's page, in Chromium
+test-browser: chromium docs  ## the tests of the monitor's page and of the documentation site, in Chromium
 	$(RUN) -m pytest -q tests/browser
 
 chromium: setup
@@ -147,6 +147,15 @@ chromium: setup
 		fi; \
 	fi
 	@/usr/bin/chromium --version
+
+docs: setup  ## the documentation site, in build/site, without a warning
+	$(RUN) -m pip install --quiet --group docs
+	$(RUN) -m sphinx -q --fail-on-warning --keep-going -j auto -d build/site-doctrees -b html -c docs/site . build/site
+	@echo 'built build/site/index.html'
+
+notebooks: setup  ## run the notebooks of the documentation
+	$(RUN) -m pip install --quiet --group docs
+	$(RUN) -m pytest -q --nbmake docs/notebooks
 
 check: lint types unit  ## everything that needs no server
 
