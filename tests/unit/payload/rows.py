@@ -59,7 +59,5 @@ def batches(draw: st.DrawFn, types: st.SearchStrategy[Any]) -> pa.RecordBatch:
     names = draw(st.lists(_TEXT.filter(bool), min_size=1, max_size=3, unique=True))
     schema = pa.schema([(name, draw(types)) for name in names])
     count = draw(st.integers(1, 6))
-    columns = [
-        pa.array([draw(values_of(field.type)) for _ in range(count)], field.type) for field in schema
-    ]
+    columns = [pa.array([draw(values_of(field.type)) for _ in range(count)], field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

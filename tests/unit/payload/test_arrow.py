@@ -135,7 +135,7 @@ class TestLimits:
             ArrowBatches(max_decoded_bytes=0)
         with pytest.raises(UsageError, match="max_rows must be at least 1"):
             ArrowBatches(max_rows=0)
-        with pytest.raises(UsageTypeError, match="schema must be a pyarrow.Schema"):
+        with pytest.raises(UsageTypeError, match=r"schema must be a pyarrow\.Schema"):
             ArrowBatches("a")  # type: ignore[arg-type]
 
 

@@ -178,7 +178,9 @@ class TestOptions:
 
     def test_columns_are_chosen_with_their_prefix(self) -> None:
         decoder = Json(SCHEMA, prefix="p_").decoder(columns=["p_s"])
-        assert decoder.decode(pa.array([b'{"a":"no number","s":"x"}'])).batches[0].to_pylist() == [{"p_s": "x"}]
+        assert decoder.decode(pa.array([b'{"a":"no number","s":"x"}'])).batches[0].to_pylist() == [
+            {"p_s": "x"}
+        ]
 
     def test_write_removes_the_prefix(self) -> None:
         rows = pa.record_batch({"p_a": [1]})
@@ -199,7 +201,7 @@ class TestOptions:
                 Json(pa.schema({"a": kind}))
 
     def test_wrong_options_are_refused(self) -> None:
-        with pytest.raises(UsageTypeError, match="schema must be a pyarrow.Schema"):
+        with pytest.raises(UsageTypeError, match=r"schema must be a pyarrow\.Schema"):
             Json({"a": int})  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="each field once, got 'a' twice"):
             Json(pa.schema([("a", pa.int64()), ("a", pa.int64())]))
