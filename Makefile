@@ -173,6 +173,7 @@ soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs p
 	$(RUN) -m pytest -q tests/unit tests/twin --hypothesis-profile=search
 	$(RUN) -m benchmarks.slow_reader --seconds 60
 	$(RUN) -m benchmarks.archive_memory --gib 5
+	$(RUN) -m benchmarks.monitor_memory --seconds 600
 
 clean:  ## remove what was built
 	rm -rf .venv .venv-* build dist benchmarks/rust/target *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,10 +9,23 @@ from liftenvelope.bulk.errors import (
     ReadLostError,
     RetentionError,
     ServerProtocolError,
+    StreamRecreatedError,
+    TableCommitError,
+    TableError,
+    TableSchemaError,
     WriteFailedError,
 )
 from liftenvelope.bulk.outgoing import Written
 from liftenvelope.bulk.ranges import Gap, Progress
+from liftenvelope.bulk.tables import (
+    TableOptions,
+    TableWriter,
+    TableWritten,
+    delta_writer,
+    iceberg_writer,
+    to_delta,
+    to_iceberg,
+)
 from liftenvelope.bulk.writing import write
 
 __all__ = [
@@ -25,11 +38,22 @@ __all__ = [
     "ReadLostError",
     "RetentionError",
     "ServerProtocolError",
+    "StreamRecreatedError",
+    "TableCommitError",
+    "TableError",
+    "TableOptions",
+    "TableSchemaError",
+    "TableWriter",
+    "TableWritten",
     "WriteFailedError",
     "Written",
     "count",
+    "delta_writer",
+    "iceberg_writer",
     "read",
     "tail",
+    "to_delta",
+    "to_iceberg",
     "to_parquet",
     "write",
 ]

@@ -8,11 +8,13 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope._checks import as_count, as_local_path
-from liftenvelope.bulk._archive_files import ArchiveFile, ArchiveFolder
+from liftenvelope._checks import as_count, as_seconds
+from liftenvelope.bulk._archive_files import ArchiveFile, ArchiveFolder, Rotation
+from liftenvelope.bulk._archive_layout import Layout, PartitionBy
+from liftenvelope.bulk._archive_places import find_place
 from liftenvelope.bulk._batches import OnGap, OnProgress, check_calls
 from liftenvelope.bulk._crew import Crew, Piece
 from liftenvelope.bulk._plan import OnRetention, make_plan
@@ -24,9 +26,11 @@ from liftenvelope.bulk.ranges import Gap, Progress, Range, Stop, parse_begin, pa
 from liftenvelope.bulk.sources import RangedStream, open_stream
 from liftenvelope.client.positions import Start
 from liftenvelope.errors import OffsetOutOfRangeError, UsageError
+from liftenvelope.jetstream.subject_filter import parse_subjects
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.fs as pafs
 else:
     from liftenvelope.bulk._schema import pa
 
@@ -40,12 +44,13 @@ class Archived:
     """Files and rows that a run added to an archive.
 
     Attributes:
-        files: Files written, in order of completion.
+        files: Files written, in order of completion: a :class:`~pathlib.Path` each, or outside the local file
+            system a path of the file system, such as ``bucket/orders/...``.
         rows: Number of rows in these files.
-        bytes: Size of these files on disk.
+        bytes: Size of these files.
     """
 
-    files: tuple[Path, ...]
+    files: tuple[PurePath, ...]
     rows: int
     bytes: int
 
@@ -55,13 +60,17 @@ def to_parquet(
     stream: str,
     path: str | os.PathLike[str],
     *,
+    filesystem: pafs.FileSystem | None = None,
     partitions: Iterable[int] | int | None = None,
+    subjects: Iterable[str] | str | None = None,
     start: Start = "earliest",
     stop: Stop = None,
     columns: Iterable[str] | None = None,
     envelope: EnvelopeMode = "none",
     rotate_rows: int | None = None,
     rotate_bytes: int = _ROTATE_BYTES,
+    rotate_seconds: float | None = None,
+    partition_by: Iterable[PartitionBy] = (),
     compression: str = "zstd",
     batch_rows: int = BATCH_ROWS,
     batch_bytes: int = BATCH_BYTES,
@@ -72,25 +81,34 @@ def to_parquet(
 ) -> Archived:
     """Write a stream into a folder of Parquet files; a later run continues where the files end.
 
-    Each partition has its own files, named ``<stream>-<partition>-<first offset>.parquet``. The metadata of a
-    file records the offsets that it covers (``liftenvelope.start`` and ``.stop``); the next run continues
-    after them. A file gets its name only when it is complete and synced to disk. A run that was killed or
-    could not write therefore repeats at most its last files. A run that fails in another way, also by an
-    error of ``on_gap`` or ``progress``, or is interrupted, keeps what it has read. Only one run at a time may
-    write the files of a partition.
+    The folder is on the local file system or on any other that pyarrow knows, such as S3. Each partition has
+    its own files, named ``<stream>-<partition>-<first offset>-<offset after the last>.parquet``, so that a
+    listing says how far the archive goes; the next run continues there. A file gets its name only when it is
+    complete. A run that was killed or could not write therefore repeats at most its last files. A run that
+    fails in another way, also by an error of ``on_gap`` or ``progress``, or is interrupted, keeps what it has
+    read. Only one run at a time may write the files of a partition: a second one is refused, on one machine
+    or on several.
 
     Args:
         source: As for :func:`read`.
         stream: Name of the stream.
-        path: Folder on the local file system, created if missing. URLs such as ``s3://bucket/orders`` are
-            refused: write to a local folder and copy its files.
+        path: Folder of the local file system; a URL with the scheme ``s3``, ``gs``, ``gcs``, ``abfs``,
+            ``abfss``, ``hdfs``, ``viewfs`` or ``file``; or, with ``filesystem``, a path in that. Created if
+            missing, but not the bucket.
+        filesystem: File system of ``path``. Default: that of the URL, or the local one.
         partitions: As for :func:`read`.
+        subjects: As for :func:`read`. All runs of an archive must be given the same.
         start: As for :func:`read`. Applies only to partitions without files.
         stop: As for :func:`read`.
         columns: As for :func:`read`; ``offset`` must be one of them.
         envelope: As for :func:`read`.
         rotate_rows: Maximum number of rows in a file; None (default) for no limit.
-        rotate_bytes: Size in bytes on disk at which a file is finished. Default 512 MiB.
+        rotate_bytes: Size in bytes at which a file is finished. Default 512 MiB; at most 4 GiB outside the
+            local file system.
+        rotate_seconds: Seconds after its first row at which a file is finished, as soon as more messages
+            come; None (default) for no limit.
+        partition_by: Folders in Hive's layout, from the outermost to the innermost: ``"dt"`` and ``"hour"``
+            by the timestamps of the messages, in UTC, and ``"partition"``. Default: none.
         compression: Codec of pyarrow: ``"zstd"`` (default), ``"snappy"``, ``"gzip"``, ``"lz4"``, ``"none"``.
         batch_rows: Maximum number of rows in a row group.
         batch_bytes: Bytes of messages after which a row group ends.
@@ -104,7 +122,8 @@ def to_parquet(
 
     Raises:
         UsageError: An argument is invalid, or a file in the folder belongs to another archive.
-        ArchiveBusyError: Another run is writing the files of a partition.
+        ArchiveBusyError: Another run is writing the files of a partition. After a run on another machine was
+            killed, an object store is busy for up to 30 s.
         OffsetOutOfRangeError: The stream ends before the archive does: the stream lost messages or was
             recreated.
         LiftEnvelopeError: As for :func:`read`, while planning and while reading.
@@ -115,24 +134,48 @@ def to_parquet(
     """
     _, _, chosen = check_range(partitions, start, stop, None)
     check_calls(on_gap, progress)
-    local = as_local_path("path", path)
-    if rotate_rows is not None:
-        as_count("rotate_rows", rotate_rows)
-    as_count("rotate_bytes", rotate_bytes)
+    place = find_place(path, filesystem, stream)
+    rotation = _rotation(rotate_rows, rotate_bytes, rotate_seconds, place.most_bytes)
+    layout = Layout(partition_by)
     if not _is_codec(compression):
         raise UsageError(f"compression must be a codec of pyarrow, got {compression!r}")
+    wanted = parse_subjects(subjects)
     opened = open_stream(source, stream, access)
-    plan = make_plan(columns, envelope, batch_rows, batch_bytes, on_retention, unsigned=opened.unsigned)
+    plan = make_plan(
+        columns,
+        envelope,
+        batch_rows,
+        batch_bytes,
+        on_retention,
+        unsigned=opened.unsigned,
+        subjects=wanted,
+    )
     if "offset" not in plan.columns:
         raise UsageError("columns must have 'offset' for an archive")
-    folder = ArchiveFolder(local, stream, plan, rotate_rows, rotate_bytes, compression)
-    with contextlib.closing(opened), contextlib.ExitStack() as claims:
-        spans = list[Range]()
-        for number in opened.partitions() if chosen is None else chosen:
-            claims.enter_context(folder.claimed(number))
-            spans.append(_span(opened, folder, number, start, stop, on_retention))
-        spans = [one for one in spans if one.start < one.stop]
-        return _ArchiveRun(opened, folder, spans, progress, on_gap).run()
+    layout.check_columns(plan.columns)
+    folder = ArchiveFolder(place, stream, layout, plan, rotation, compression)
+    with contextlib.closing(opened):
+        numbers = opened.partitions() if chosen is None else chosen
+        with place.claimed(numbers):
+            reached = folder.reached(numbers)
+            spans = [
+                _span(opened, number, reached.get(number), start, stop, on_retention) for number in numbers
+            ]
+            spans = [one for one in spans if one.start < one.stop]
+            opened.filter_by(wanted, whole=on_gap is not None)
+            done = _ArchiveRun(opened, folder, spans, progress, on_gap).run()
+            if place.most_bytes is not None and done.files:
+                folder.reached(numbers)  # what another run may have written meanwhile
+            return done
+
+
+def _rotation(rows: int | None, nbytes: int, seconds: float | None, most_bytes: int | None) -> Rotation:
+    if rows is not None:
+        as_count("rotate_rows", rows)
+    as_count("rotate_bytes", nbytes, 1, most_bytes)
+    if seconds is not None:
+        as_seconds("rotate_seconds", seconds)
+    return Rotation(rows, nbytes, seconds)
 
 
 def _is_codec(name: str) -> bool:
@@ -144,8 +187,8 @@ def _is_codec(name: str) -> bool:
 
 def _span(
     source: RangedStream,
-    folder: ArchiveFolder,
     partition: int,
+    reached: int | None,
     start: Start,
     stop: Stop,
     on_retention: str,
@@ -155,7 +198,6 @@ def _span(
     Raises:
         OffsetOutOfRangeError: The partition ends before the archive does.
     """
-    reached = folder.reached(partition)
     begin = parse_begin(start if reached is None else reached, time.time_ns())
     (found,) = plan_ranges(source, [partition], begin, parse_end(stop), on_retention)
     if reached is not None and found.start < reached:
@@ -187,8 +229,8 @@ class _ArchiveRun:
         self._on_gap = on_gap
         self._open: dict[int, ArchiveFile] = {}
         self._at = {span.partition: span.start for span in spans}
-        self._done: list[Path] = []
-        self._rows = self._bytes = self._offsets = 0
+        self._done: list[PurePath] = []
+        self._rows = self._bytes = self._offsets = self._written = 0
 
     def run(self) -> Archived:
         """Read all ranges. Keep what was read before a failure, unless a file could not be written."""
@@ -201,7 +243,7 @@ class _ArchiveRun:
             raise
         finally:
             self._discard_all()
-        return Archived(tuple(self._done), self._rows, sum(path.stat().st_size for path in self._done))
+        return Archived(tuple(self._done), self._rows, self._written)
 
     def _read(self) -> None:
         jobs = [partial(self._source.read, span, self._folder.plan) for span in self._spans]
@@ -230,26 +272,44 @@ class _ArchiveRun:
             self._progress(Progress(self._rows, self._bytes, self._offsets, total))
 
     def _add(self, partition: int, batch: pa.RecordBatch, end: int) -> None:
+        pieces = list(self._folder.layout.divide(batch, partition))
+        for (below, piece), following in zip(pieces, [*pieces[1:], None], strict=True):
+            open_file = self._open.get(partition)
+            if open_file is not None and open_file.below != below:
+                self._finish(partition)
+            self._put(partition, below, piece, end if following is None else _first_offset(following[1]))
+
+    def _put(self, partition: int, below: str, batch: pa.RecordBatch, end: int) -> None:
         while batch.num_rows:
             file = self._open.get(partition)
             if file is None:
-                file = self._open[partition] = ArchiveFile(self._folder, partition, self._at[partition])
+                start = self._at[partition]
+                file = self._open[partition] = ArchiveFile(self._folder, below, partition, start)
             room = file.room(batch.num_rows)
             part, batch = batch.slice(0, room), batch.slice(room)
             # This file also covers the gap up to the next row, so that the next file begins with a row.
-            file.add(part, batch.column("offset")[0].as_py() if batch.num_rows else end)
+            file.add(part, _first_offset(batch) if batch.num_rows else end)
             self._at[partition] = file.stop
             if file.is_full:
-                self._done.append(file.finish())
-                del self._open[partition]
+                self._finish(partition)
+
+    def _finish(self, partition: int) -> None:
+        file = self._open[partition]
+        self._done.append(file.finish())
+        self._written += file.nbytes
+        del self._open[partition]
 
     def _finish_all(self) -> None:
-        for number, file in list(self._open.items()):
-            self._done.append(file.finish())
-            del self._open[number]
+        for number in list(self._open):
+            self._finish(number)
 
     def _discard_all(self) -> None:
         """Delete the drafts of files that could not be finished."""
         for file in self._open.values():
             file.discard()
         self._open.clear()
+
+
+def _first_offset(batch: pa.RecordBatch) -> int:
+    offset: int = batch.column("offset")[0].as_py()
+    return offset

@@ -1,23 +1,24 @@
-"""Files of an archive: existing files, their offsets and locks, and files being written."""
+"""Files of an archive: the offsets that they cover, and files being written."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import re
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote
 
-from liftenvelope._checks import is_encodable, require
+from liftenvelope._checks import require
+from liftenvelope._secrets import without_secrets
+from liftenvelope.bulk._archive_layout import Layout
+from liftenvelope.bulk._archive_names import ArchiveNames, FoundFile, resolve
+from liftenvelope.bulk._archive_places import ArchivePlace
+from liftenvelope.bulk._event_log import log
 from liftenvelope.bulk._plan import BatchPlan
-from liftenvelope.bulk.errors import ArchiveBusyError
-from liftenvelope.errors import UsageError
-
-if sys.platform != "win32":
-    import fcntl
+from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,102 +28,92 @@ else:
 
     pq = require("pyarrow.parquet", "bulk")
 
-__all__ = ["ArchiveFile", "ArchiveFolder", "check_arrow_path"]
+__all__ = ["ArchiveFile", "ArchiveFolder", "Rotation"]
 
 _STREAM, _PARTITION, _START, _STOP = (
     f"liftenvelope.{name}".encode() for name in ("stream", "partition", "start", "stop")
 )
-_PART: Final = ".part"
 
 
-def check_arrow_path(path: Path) -> None:
-    """Check that Arrow can open a file of this name: it takes UTF-8 only.
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Limits at which a file is finished.
 
-    Raises:
-        UsageError: The path is not UTF-8.
+    Attributes:
+        rows: Maximum number of rows; None for no limit.
+        nbytes: Size in bytes.
+        seconds: Age in seconds; None for no limit.
     """
-    if not is_encodable(str(path)):
-        raise UsageError(f"path must be in UTF-8 for a Parquet file, got {str(path)!r}: use another name")
+
+    rows: int | None
+    nbytes: int
+    seconds: float | None
 
 
 class ArchiveFolder:
-    """Archive files of one stream in a folder. Creates the folder if it does not exist.
+    """Archive files of one stream.
 
     Attributes:
+        place: Place of the files.
+        layout: Division of rows among folders.
         plan: Columns and schema of the files.
-        rotate_rows: Maximum number of rows in a file; None for no limit.
-        rotate_bytes: Size in bytes at which a file is finished.
+        rotation: Limits at which a file is finished.
         compression: Codec of pyarrow.
         has_failed: True once a file could not be written. Its content is then undefined.
-
-    Raises:
-        UsageError: The path exists and is not a folder, or is not in UTF-8.
-        OSError: The folder can't be created.
     """
 
     def __init__(
         self,
-        path: Path,
+        place: ArchivePlace,
         stream: str,
+        layout: Layout,
         plan: BatchPlan,
-        rotate_rows: int | None,
-        rotate_bytes: int,
+        rotation: Rotation,
         compression: str,
     ) -> None:
-        check_arrow_path(path)
-        self._path = path
-        self._stream = stream
-        self._prefix = quote(stream, safe="")
-        self._name = re.compile(re.escape(self._prefix) + rf"-(\d+)-(\d{{20}})\.parquet({re.escape(_PART)})?")
+        self.place = place
+        self.layout = layout
         self.plan = plan
-        self.rotate_rows = rotate_rows
-        self.rotate_bytes = rotate_bytes
+        self.rotation = rotation
         self.compression = compression
         self.has_failed = False
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except FileExistsError as exc:
-            raise UsageError(f"path must be a folder, got {str(path)!r}") from exc
+        self._stream = stream
+        self._names = ArchiveNames(stream)
 
-    @contextlib.contextmanager
-    def claimed(self, partition: int) -> Iterator[None]:
-        """Lock the files of a partition against other runs, and delete the drafts that a killed run left.
+    def path(self, folder: str, partition: int, start: int, stop: int) -> str:
+        """Return the path of a file below the archive."""
+        return "/".join(filter(None, (folder, self._names.name(partition, start, stop))))
 
-        Raises:
-            ArchiveBusyError: Another run is writing these files.
-        """
-        path = self._path / f".{self._prefix}-{partition}.lock"
-        lock = _locked(path)
-        try:
-            for draft in self._files(partition, drafts=True):
-                draft.unlink()
-            yield
-        finally:
-            path.unlink(missing_ok=True)  # before the lock is released: see _locked
-            os.close(lock)
+    def reached(self, partitions: Sequence[int]) -> dict[int, int]:
+        """Return the offset after the last one that the files of a partition cover, for those with files.
 
-    def file(self, partition: int, start: int) -> Path:
-        """Return the path of the file that begins at an offset."""
-        return self._path / f"{self._prefix}-{partition}-{start:020}.parquet"
-
-    def reached(self, partition: int) -> int | None:
-        """Return the offset after the last one that the files of a partition cover; None without files.
+        Files that only repeat what others cover are deleted: two runs have written them at the same time.
 
         Raises:
             UsageError: A file has a name of this archive but is not one of its files.
         """
-        ends = [self._end_of(path) for path in self._files(partition)]
-        return max(ends, default=None)
+        found: dict[int, list[FoundFile]] = {number: [] for number in partitions}
+        for file in self.place.files():
+            if file.partition in found:
+                found[file.partition].append(file)
+        return {number: self._end_of(files) for number, files in found.items() if files}
 
-    def _files(self, partition: int, *, drafts: bool = False) -> Iterator[Path]:
-        for path in sorted(self._path.iterdir()):
-            found = self._name.fullmatch(path.name)
-            if found is not None and int(found[1]) == partition and bool(found[3]) is drafts:
-                yield path
+    def _end_of(self, files: list[FoundFile]) -> int:
+        newest = max(files, key=lambda file: file.start)
+        ends = [(one, self._read_end(one) if one.stop is None else one.stop) for one in files]
+        if newest.stop is not None:
+            self._read_end(newest)  # whether it is a file of this archive
+        kept, repeated = resolve(ends)
+        for file in repeated:
+            log.warning("%s repeats offsets of other files of the archive: deleting it", file.path)
+            self.place.remove(file.path)
+        return dict(ends)[kept[-1]]
 
-    def _end_of(self, path: Path) -> int:
+    def _read_end(self, file: FoundFile) -> int:
+        path = self.place.located(file.path)
         try:
-            found = pq.read_metadata(path)
+            with self.place.open(file.path) as source:
+                found = pq.read_metadata(source)
         except pa.ArrowInvalid as exc:
             raise UsageError(f"{path} must be a Parquet file: {exc}") from exc
         metadata = found.metadata or {}
@@ -146,37 +137,8 @@ class ArchiveFolder:
         }
 
 
-def _locked(path: Path) -> int:
-    """Create a lock file and lock it; return its descriptor.
-
-    The system releases the lock when the process ends, so a killed run never blocks the next one. The owner
-    deletes the file before it releases the lock. Another run may have opened the file before that and lock
-    the deleted file, while a third run creates and locks a new one. So the path must still name the locked
-    file; otherwise the loop starts over. File systems without locks, and Windows, do not lock.
-
-    Raises:
-        ArchiveBusyError: Another run holds the lock.
-    """
-    while True:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        if sys.platform == "win32":
-            return lock
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            text = f"another run writes into {path.parent}: run again when it has ended"
-            raise ArchiveBusyError(text) from None
-        except OSError:  # a file system without locks
-            return lock
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(path), os.fstat(lock)):
-                return lock
-        os.close(lock)  # the previous run has just ended and deleted the file
-
-
 class ArchiveFile:
-    """A file being written. It gets its final name only when it is complete and synced to disk.
+    """A file being written. It gets its final name only when it is complete, and on a disk when it is synced.
 
     An interrupt (Ctrl-C) is raised when a call into Arrow returns, although the call has done its work. The
     offsets that the file covers must be known even then. So :meth:`add` records the state after the write
@@ -187,18 +149,20 @@ class ArchiveFile:
     Attributes:
         rows: Number of rows in the file.
         stop: Offset after the last one that the file covers.
+        nbytes: Size in bytes, once the file is complete.
     """
 
-    def __init__(self, folder: ArchiveFolder, partition: int, start: int) -> None:
+    def __init__(self, folder: ArchiveFolder, below: str, partition: int, start: int) -> None:
+        self.below: Final = below
         self._folder = folder
         self._partition = partition
         self._start = self.stop = start
-        self._path = folder.file(partition, start)
-        self._draft = self._path.with_name(self._path.name + _PART)
-        self.rows = 0
+        self._draft = folder.place.draft(partition, start)
+        self._began = time.monotonic()
+        self.rows = self.nbytes = 0
         self._is_labelled = False
         with self._named():
-            self._sink = pa.OSFile(str(self._draft), "wb")
+            self._sink = folder.place.create(self._draft)
             self._writer = pq.ParquetWriter(self._sink, folder.plan.schema, compression=folder.compression)
         # Rows and stop after the write in progress; length of the file before that write.
         self._due = (0, start)
@@ -206,14 +170,15 @@ class ArchiveFile:
 
     @property
     def is_full(self) -> bool:
-        """True if the file has reached its limit of rows or bytes."""
-        most = self._folder.rotate_rows
-        full = most is not None and self.rows >= most
-        return full or bool(self._sink.tell() >= self._folder.rotate_bytes)
+        """True if the file has reached a limit."""
+        limits = self._folder.rotation
+        is_long = limits.rows is not None and self.rows >= limits.rows
+        is_old = limits.seconds is not None and time.monotonic() - self._began >= limits.seconds
+        return is_long or is_old or bool(self._sink.tell() >= limits.nbytes)
 
     def room(self, rows: int) -> int:
         """Return how many of ``rows`` more rows fit into the file."""
-        most = self._folder.rotate_rows
+        most = self._folder.rotation.rows
         return rows if most is None else min(rows, most - self.rows)
 
     def add(self, batch: pa.RecordBatch, stop: int) -> None:
@@ -234,22 +199,22 @@ class ArchiveFile:
         self._due = (self.rows, stop)
         self.stop = stop
 
-    def finish(self) -> Path:
+    def finish(self) -> PurePath:
         """Complete the file and return its path. After an interrupt, it is safe to call this again.
 
         Raises:
             OSError: The file can't be written.
+            ArchiveBusyError: Another run took this one for dead, in an object store.
         """
         with self._named():
             if not self._is_labelled:
                 self._label()
             self._writer.close()
-            self._sink.close()
-            if self._draft.exists():
-                _sync(self._draft)
-                self._draft.replace(self._path)
-            _sync(self._path.parent)
-        return self._path
+            if not self._sink.closed:
+                self.nbytes = self._sink.tell()
+                self._sink.close()
+            path = self._folder.path(self.below, self._partition, self._start, self.stop)
+            return self._folder.place.publish(self._draft, path)
 
     def _label(self) -> None:
         if (self.rows, self.stop) != self._due and self._sink.tell() > self._mark:
@@ -263,7 +228,7 @@ class ArchiveFile:
             self._writer.close()
         with contextlib.suppress(OSError):
             self._sink.close()
-        self._draft.unlink(missing_ok=True)
+        self._folder.place.discard(self._draft)
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
@@ -275,18 +240,10 @@ class ArchiveFile:
             yield
         except Exception as exc:
             self._folder.has_failed = True
-            if not isinstance(exc, OSError) or exc.errno is None:
+            if not isinstance(exc, OSError) or isinstance(exc, LiftEnvelopeError):
                 raise
-            text = f"{os.strerror(exc.errno)}; what is complete stays, so run again when it can be written"
-            raise OSError(exc.errno, text, str(self._draft)) from exc
-
-
-def _sync(path: Path) -> None:
-    """Sync a file or folder to disk. Windows can't sync folders."""
-    if path.is_dir() and sys.platform == "win32":
-        return
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            # Stores have texts and no numbers.
+            number = errno.EIO if exc.errno is None else exc.errno
+            reason = without_secrets(exc) if exc.errno is None else os.strerror(exc.errno)
+            text = f"{reason}; what is complete stays, so run again when it can be written"
+            raise OSError(number, text, str(self._draft)) from exc

@@ -34,7 +34,7 @@ class Piece:
     """A batch of rows and gaps that a thread has read from one partition.
 
     Attributes:
-        batch: The rows; None for a piece with gaps only.
+        batch: The rows; None for a piece with gaps only, or with no row whose subject matches.
         partition: Number of the partition.
         nbytes: Size of the messages in bytes.
         offsets: Number of offsets covered, including gaps.

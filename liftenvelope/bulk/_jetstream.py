@@ -8,12 +8,14 @@ a new consumer starts at the next offset.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope.bulk._filter_choice import MOST_SERVER_FILTERS, choose_filters
 from liftenvelope.bulk._jetstream_direct import DirectRead, next_stored
 from liftenvelope.bulk._jetstream_read import ConsumerRead
 from liftenvelope.bulk._jetstream_requests import JetStreamRequests, pending, start_at
-from liftenvelope.errors import NoSuchPartitionError, UsageError
+from liftenvelope.errors import NoSuchPartitionError, UnsupportedByServerError, UsageError
 from liftenvelope.jetstream.api import natural
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from liftenvelope.bulk._plan import BatchPlan
     from liftenvelope.bulk.access import Target
     from liftenvelope.bulk.ranges import Extent, Range
+    from liftenvelope.jetstream.subject_filter import SubjectFilter
 
 __all__ = ["JetStreamSource"]
 
@@ -64,6 +67,19 @@ class JetStreamSource(JetStreamRequests):
         wanted = self._via == "direct" or config.get("retention") == "workqueue"
         return DirectRead if allowed and wanted else ConsumerRead
 
+    def filter_by(self, subjects: SubjectFilter | None, *, whole: bool) -> None:
+        """Choose who filters the subjects of the reads that follow: see :func:`choose_filters`.
+
+        Direct requests accept one filter alone, so the reader filters their answers.
+
+        Args:
+            subjects: The filter; None for none.
+            whole: True if the reads must pass over every message, since gaps are wanted.
+        """
+        self.filters = ()
+        if subjects is not None and not whole and self._reader is ConsumerRead:
+            self.filters = choose_filters(self, subjects)
+
     # Offsets
 
     def partitions(self) -> list[int]:
@@ -102,16 +118,31 @@ class JetStreamSource(JetStreamRequests):
         start = {"deliver_policy": "by_start_time", "opt_start_time": moment}
         return min(self.probe(lambda info: natural(info["delivered"]["stream_seq"]), start), extent.end)
 
-    def count(self, span: Range) -> int | None:
-        """Return the number of messages in a range; None for direct reads, where only reading can tell."""
-        if self._reader is DirectRead:
-            return None
-        return self._pending(span.start) - self._pending(span.stop)
+    def count(self, span: Range, subjects: SubjectFilter | None) -> int | None:
+        """Return the number of messages in a range whose subjects match; None if only a read can tell.
 
-    def _pending(self, offset: int) -> int:
-        return self.probe(pending, start_at(offset))
+        That is so for direct reads, and for more filters than one consumer should get.
+        """
+        filters = () if subjects is None else subjects.filters
+        if self._reader is DirectRead or len(filters) > MOST_SERVER_FILTERS:
+            return None
+        read = partial(_pending_of, filters)
+        return self.probe(read, start_at(span.start), filters) - self.probe(
+            read, start_at(span.stop), filters
+        )
 
     def read(self, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
         """Read a range into an outlet. Blocks, so each range runs in a thread of its own."""
         assert self._reader is not None  # the caller got the span from extent(), which sets the reader
         self._reader(self, span, plan, outlet).run()
+
+
+def _pending_of(filters: tuple[str, ...], info: dict[str, Any]) -> int:
+    """Return the number of messages that a consumer has yet to deliver, if it has the filters.
+
+    Raises:
+        UnsupportedByServerError: The server ignores several filters.
+    """
+    if len(filters) > 1 and len(info["config"].get("filter_subjects") or ()) != len(filters):
+        raise UnsupportedByServerError("the server ignores more than one filter: that needs nats-server 2.10")
+    return pending(info)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope import _native
 from liftenvelope._backoff import pause_before
-from liftenvelope.bulk._jetstream_requests import new_name
+from liftenvelope.bulk._filter_gaps import FilterGaps, Suspect
+from liftenvelope.bulk._jetstream_requests import new_name, pending, start_at
+from liftenvelope.bulk._plan import retention_error
 from liftenvelope.bulk._pulls import PullsInFlight
 from liftenvelope.bulk._range_read import RangeRead
-from liftenvelope.bulk._schema import row_columns
 from liftenvelope.errors import (
     BadRequestError,
     CallTimeoutError,
@@ -45,6 +46,8 @@ _HEARTBEAT: Final = 1
 _SILENCE: Final = 3.5
 #: Seconds to wait for room in the queue before checking the connection again.
 _LOOK: Final = 0.5
+#: Shortest wait for data, in seconds, that shows that the server had nothing more to send.
+_QUIET: Final = 0.05
 
 
 class ConsumerRead(RangeRead):
@@ -56,7 +59,7 @@ class ConsumerRead(RangeRead):
 
     def __init__(self, source: JetStreamRequests, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
         rows = _native.bulk.NatsRows(
-            row_columns(plan.columns),
+            plan.row_columns,
             _MODES[plan.envelope],
             plan.batch_rows,
             plan.batch_bytes,
@@ -64,6 +67,9 @@ class ConsumerRead(RangeRead):
             plan.allocate,
         )
         super().__init__(source, span, plan, outlet, rows, source.stream)
+        self._skips = FilterGaps(span.start)
+        # Messages that the current consumer had to deliver when it was made.
+        self._left = 0
         self._pulls = PullsInFlight()
         self._consumer = self._inbox = ""
         self._sid = 0
@@ -99,10 +105,12 @@ class ConsumerRead(RangeRead):
 
     def _open(self, link: NatsSocket) -> bool:
         """Create a consumer at the next offset; return True if anything is left to read."""
-        self._check_end(link)
+        end = self._check_end(link)
         self._drop_consumer(link)
         self._consumer = new_name()
-        left = self._source.make_consumer(self._consumer, self._next, self._outlet)
+        self._left = self._source.make_consumer(self._consumer, self._next, self._outlet)
+        if self._source.filters and not self._skips.has_begun and self._plan.on_retention == "raise":
+            self._count_matching(end)
         if self._sid:
             link.unsubscribe(self._sid)
         self._inbox = self._source.access.new_inbox()
@@ -114,15 +122,25 @@ class ConsumerRead(RangeRead):
         self._pull_bytes = min(wanted, _MOST_PULL_BYTES)  # a server may claim any max_payload
         self._quiet_since, self._repeated = time.monotonic(), False
         self._fruitless, self._moved_at = 0, self._quiet_since
-        if left or self._span.stop < 0:
+        if self._left or self._span.stop < 0:
             return True
         self._flush(self._span.stop)
         return False
 
-    def _check_end(self, link: NatsSocket) -> None:
-        """Check that the stream still reaches the next offset: see ``_check_not_truncated``."""
+    def _check_end(self, link: NatsSocket) -> int:
+        """Check that the stream still reaches the next offset (``_check_not_truncated``); return its end."""
         subject = f"{self._source.prefix}.STREAM.INFO.{self._source.stream}"
-        self._check_not_truncated(link.ask(lambda answer: natural(answer["state"]["last_seq"]), subject))
+        end = link.ask(lambda answer: natural(answer["state"]["last_seq"]), subject)
+        self._check_not_truncated(end)
+        return end
+
+    def _count_matching(self, end: int) -> None:
+        """Count the messages of the range that match, as of now. Only needed if the server filters."""
+        stop = end if self._span.stop < 0 else self._span.stop
+        self._skips.begin(self._left - self._count_from(stop), stop, time.monotonic())
+
+    def _count_from(self, offset: int) -> int:
+        return self._source.probe(pending, start_at(offset), self._source.filters)
 
     def _drop_consumer(self, link: NatsSocket) -> None:
         name, self._consumer = self._consumer, ""
@@ -261,7 +279,12 @@ class ConsumerRead(RangeRead):
             return
         self._hand_out(block=False)
         link.want(self._rows.need or 1)
-        if link.fill(self._time_to_wait(self._longest_wait())):
+        began = time.monotonic()
+        came = link.fill(self._time_to_wait(self._longest_wait()))
+        left = self._left if self._rows.pending < 0 else self._rows.pending
+        if not left and not self._pulls.is_idle and time.monotonic() - began >= _QUIET:
+            self._skips.current_at = began
+        if came:
             self._quiet_since, self._repeated = link.last_heard, False
         else:
             self._check_silence(link)
@@ -284,3 +307,30 @@ class ConsumerRead(RangeRead):
         if silence > _SILENCE and not self._repeated:
             self._pulls.forget()
             self._repeated = True
+
+    # Gaps
+
+    def _check_gaps(self) -> None:
+        """Raise RetentionError if retention took messages that match, and the policy is "raise"."""
+        source = self._source
+        if not source.filters:
+            super()._check_gaps()
+            return
+        gaps, self._gaps = self._gaps, []
+        if self._plan.on_retention != "raise":
+            return
+        oldest, age = source.oldest_and_age()
+        suspects = self._skips.pass_over(gaps, oldest)
+        if suspects and not source.may_have_holes():
+            for suspect in suspects:
+                if self._is_lost(suspect, age):
+                    raise retention_error(source.stream, self._span.partition, suspect.start, oldest)
+
+    def _is_lost(self, suspect: Suspect, oldest_age: float) -> bool:
+        if self._skips.is_stored_later(suspect):
+            return self._skips.may_have_lost(time.monotonic(), oldest_age)
+        # Later messages first: a message that is stored in between must not look lost.
+        end = self._skips.end_after(suspect)
+        later = 0 if end is None else self._count_from(end)
+        left = 0 if end is None else self._count_from(suspect.stop) - later
+        return self._skips.has_lost(suspect, left)

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -21,7 +21,8 @@ from liftenvelope.errors import (
     StreamNotFoundError,
     TransportError,
 )
-from liftenvelope.jetstream.api import api_prefix, natural
+from liftenvelope.jetstream.api import api_prefix, natural, parse_ns
+from liftenvelope.jetstream.infos import StreamInfo
 from liftenvelope.jetstream.names import check_stream_name
 from liftenvelope.rpc.address import Address, parse_address
 
@@ -55,14 +56,27 @@ def pending(info: dict[str, Any]) -> int:
     return natural(info["num_pending"])
 
 
-def consumer_request(stream: str, start: dict[str, Any], *, inactive: int = _INACTIVE) -> dict[str, Any]:
-    """Return the request for a consumer that only reads: without acks, in memory, with a single replica."""
+def consumer_request(
+    stream: str, start: dict[str, Any], filters: Sequence[str] = (), *, inactive: int = _INACTIVE
+) -> dict[str, Any]:
+    """Return the request for a consumer that only reads: without acks, in memory, with a single replica.
+
+    Args:
+        stream: Name of the stream.
+        start: Part of the config that says where to start, as from :func:`start_at`.
+        filters: Filters of the subjects to deliver. Default: all subjects.
+        inactive: Seconds without a pull after which the server deletes the consumer.
+    """
+    wanted: dict[str, Any] = {"filter_subjects": list(filters)} if len(filters) > 1 else {}
+    if len(filters) == 1:  # understood by all servers, and the faster way in some
+        wanted = {"filter_subject": filters[0]}
     config = {
         "ack_policy": "none",
         "replay_policy": "instant",
         "inactive_threshold": inactive * _SECOND,
         "mem_storage": True,
         "num_replicas": 1,
+        **wanted,
         **start,
     }
     return {"stream_name": stream, "config": config, "action": "create"}
@@ -81,6 +95,8 @@ class JetStreamRequests:
 
     def __init__(self, target: Target, stream: str) -> None:
         self.stream = check_stream_name(stream)
+        #: Filters that the server applies to reads through consumers; none to read all messages.
+        self.filters: tuple[str, ...] = ()
         self.access = target.access
         self.prefix = api_prefix(target.access.domain, target.access.api_prefix)
         self._target = target
@@ -206,7 +222,7 @@ class JetStreamRequests:
             Stopped: The reader was stopped, and no answer came within a second.
             LiftEnvelopeError: As for :meth:`ask`.
         """
-        request = consumer_request(self.stream, start_at(offset))
+        request = consumer_request(self.stream, start_at(offset), self.filters)
         return self.ask(pending, f"CONSUMER.CREATE.{self.stream}.{name}", request, outlet)
 
     def drop_consumer(self, name: str, link: NatsSocket) -> None:
@@ -226,14 +242,21 @@ class JetStreamRequests:
                 link.publish(subject, b"")
                 link.flush(_CLOSING)  # the caller closes it next
 
-    def probe(self, read: Callable[[dict[str, Any]], int], start: dict[str, Any]) -> int:
+    def probe(
+        self, read: Callable[[dict[str, Any]], int], start: dict[str, Any], filters: Sequence[str] = ()
+    ) -> int:
         """Create a consumer at a start position, read a number from its info, and delete the consumer.
+
+        Args:
+            read: Reads the number.
+            start: Part of the config that says where to start.
+            filters: Filters of the consumer's subjects. Default: all subjects.
 
         Raises:
             LiftEnvelopeError: As for :meth:`ask`.
         """
         name = new_name()
-        request = consumer_request(self.stream, start, inactive=5)
+        request = consumer_request(self.stream, start, filters, inactive=5)
         found = self.ask(read, f"CONSUMER.CREATE.{self.stream}.{name}", request)
         self.ask(_all, f"CONSUMER.DELETE.{self.stream}.{name}")
         return found
@@ -254,6 +277,23 @@ class JetStreamRequests:
             LiftEnvelopeError: As for :meth:`ask`.
         """
         return self.config_and_extent()[1]
+
+    def oldest_and_age(self) -> tuple[int, float]:
+        """Return the offset of the oldest message and its age in seconds, by the server's clock.
+
+        The age is 0 if there is no message, or if the server is too old to tell its time.
+
+        Raises:
+            LiftEnvelopeError: As for :meth:`ask`.
+        """
+        info = self.ask(StreamInfo.from_json, f"STREAM.INFO.{self.stream}")
+        first, now = info.state.first_ts, info.ts
+        age = (now - first).total_seconds() if now is not None and first is not None else 0.0
+        return max(info.state.first_seq - 1, 0), age
+
+    def created(self) -> int:
+        """Return the creation time of the stream in ns since 1970."""
+        return self.ask(_created, f"STREAM.INFO.{self.stream}")
 
     def may_have_holes(self) -> bool:
         """Return True if the stream may remove single messages by itself, so that its start can jump."""
@@ -288,6 +328,10 @@ def _names(answer: dict[str, Any]) -> tuple[list[str], int]:
 def _config_and_ends(answer: dict[str, Any]) -> tuple[dict[str, Any], int, int]:
     state = answer["state"]
     return dict(answer["config"]), natural(state["first_seq"]), natural(state["last_seq"])
+
+
+def _created(answer: dict[str, Any]) -> int:
+    return parse_ns(as_text("created", answer["created"]))
 
 
 def _may_have_holes(answer: dict[str, Any]) -> bool:

@@ -9,7 +9,6 @@ from liftenvelope import _native
 from liftenvelope._checks import check_stream_name
 from liftenvelope.bulk._brokers import Brokers
 from liftenvelope.bulk._range_read import RangeRead
-from liftenvelope.bulk._schema import row_columns
 from liftenvelope.bulk._start_lookup import BlockingStartLookup
 from liftenvelope.bulk.errors import ReadLostError, ServerProtocolError
 from liftenvelope.bulk.ranges import Extent
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from liftenvelope.bulk._plan import BatchPlan
     from liftenvelope.bulk.access import Target
     from liftenvelope.bulk.ranges import Range
+    from liftenvelope.jetstream.subject_filter import SubjectFilter
     from liftenvelope.rpc.blocking import ResponseStream
 
 __all__ = ["LiftbridgeSource"]
@@ -128,11 +128,18 @@ class LiftbridgeSource:
             raise CallTimeoutError(text)
         return min(found, extent.end)
 
+    def created(self) -> int:
+        """Return the creation time of the stream in ns since 1970; 0 if the server does not report it."""
+        return self.brokers.stream(self.stream).created_ns
+
     def may_have_holes(self) -> bool:
         """Return False: removals by anything but retention are rare, and Liftbridge does not report them."""
         return False
 
-    def count(self, span: Range) -> int | None:  # noqa: ARG002 - servers don't tell
+    def filter_by(self, subjects: SubjectFilter | None, *, whole: bool) -> None:
+        """Do nothing: Liftbridge servers do not filter, so the reader does."""
+
+    def count(self, span: Range, subjects: SubjectFilter | None) -> int | None:  # noqa: ARG002 - servers don't tell
         """Return None: only a read can count the messages."""
         return None
 
@@ -150,7 +157,7 @@ class _LiftbridgeRead(RangeRead):
 
     def __init__(self, source: LiftbridgeSource, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
         rows = _native.bulk.StoredRows(
-            row_columns(plan.columns),
+            plan.row_columns,
             plan.batch_rows,
             plan.batch_bytes,
             source.access.max_message_bytes,

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from liftenvelope._checks import as_choice, as_count, as_seconds
 from liftenvelope.bulk._crew import Piece
-from liftenvelope.bulk._schema import choose_columns, make_batch, make_schema
+from liftenvelope.bulk._schema import choose_columns, make_batch, make_schema, make_subjects, row_columns
+from liftenvelope.bulk._subject_mask import SubjectMask
 from liftenvelope.bulk.errors import RetentionError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from liftenvelope.jetstream.subject_filter import SubjectFilter
 else:
     from liftenvelope.bulk._schema import pa
 
@@ -38,6 +41,7 @@ class BatchPlan:
         batch_bytes: Bytes of messages at which a batch is full.
         batch_seconds: Maximum age in seconds of a batch that is not full; None for no limit.
         on_retention: Policy if retention has removed the next messages, an OnRetention.
+        mask: Filter for the subjects of the rows; None for all subjects.
     """
 
     columns: tuple[str, ...]
@@ -47,6 +51,13 @@ class BatchPlan:
     batch_bytes: int
     batch_seconds: float | None
     on_retention: str
+    mask: SubjectMask | None = None
+
+    @property
+    def row_columns(self) -> frozenset[str]:
+        """Columns that a row reader must fill."""
+        found = row_columns(self.columns)
+        return found if self.mask is None else found | {"subject"}
 
     @staticmethod
     def allocate(size: int) -> Any:
@@ -70,6 +81,9 @@ class BatchPlan:
         if not rows and not gaps:
             return None
         batch = make_batch(self.schema, rows, found, partition) if rows else None
+        if batch is not None and self.mask is not None:
+            # Also if the server filters: servers before 2.10 ignore several filters.
+            batch = self.mask.keep(batch, make_subjects(rows, found))
         return Piece(batch, partition, nbytes, end - begin, gaps)
 
 
@@ -82,6 +96,7 @@ def make_plan(
     *,
     unsigned: bool,
     batch_seconds: float | None = None,
+    subjects: SubjectFilter | None = None,
 ) -> BatchPlan:
     """Validate the options of a read and return its batch plan.
 
@@ -95,7 +110,8 @@ def make_plan(
         as_seconds("batch_seconds", batch_seconds)
     as_choice("on_retention", on_retention, ("raise", "skip"))
     schema = make_schema(chosen, unsigned=unsigned)
-    return BatchPlan(chosen, schema, envelope, batch_rows, batch_bytes, batch_seconds, on_retention)
+    mask = None if subjects is None else SubjectMask(subjects)
+    return BatchPlan(chosen, schema, envelope, batch_rows, batch_bytes, batch_seconds, on_retention, mask)
 
 
 def retention_error(stream: str, partition: int, wanted: int, oldest: int) -> RetentionError:

@@ -19,6 +19,7 @@ from liftenvelope.bulk.ranges import Range, Stop, split_ranges
 from liftenvelope.bulk.sources import open_stream
 from liftenvelope.client.positions import Start
 from liftenvelope.errors import UsageError
+from liftenvelope.jetstream.subject_filter import parse_subjects
 from liftenvelope.payload import PayloadChoice
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def read(
     stream: str,
     *,
     partitions: Iterable[int] | int | None = None,
+    subjects: Iterable[str] | str | None = None,
     start: Start = "earliest",
     stop: Stop = None,
     columns: Iterable[str] | None = None,
@@ -75,6 +77,9 @@ def read(
             commas.
         stream: Name of the stream.
         partitions: Numbers of the partitions, or one number. Default: all.
+        subjects: Subject of the messages to return, or several; ``*`` stands for one token, ``>`` at the
+            end for one or more. Default: all. The server filters if that is faster, and the reader
+            otherwise; see docs/bulk-filters.md.
         start: ``"earliest"``, ``"latest"`` (the newest message), an offset, a moment (a
             :class:`~datetime.datetime` or :class:`~liftenvelope.client.positions.Timestamp`), or a timedelta
             back from now.
@@ -102,7 +107,8 @@ def read(
             second consumer.
         on_retention: Policy if unread messages are gone from the beginning of the stream: ``"raise"`` an
             error, or ``"skip"`` the messages like any other gap.
-        on_gap: Called with a :class:`Gap` for each run of offsets in the range without messages.
+        on_gap: Called with a :class:`Gap` for each run of offsets in the range without messages. Messages
+            that ``subjects`` leaves out are no gap; to tell them apart, the reader filters.
         progress: Called with a :class:`Progress` after every batch.
         access: Connection options beyond the URLs.
 
@@ -129,12 +135,16 @@ def read(
     as_choice("via", via, get_args(Via))
     if via != "auto" and not unsigned:
         raise UsageError(f"via must be 'auto' for Liftbridge, got {via!r}: it is for JetStream")
+    wanted = parse_subjects(subjects)
     typed = plan_payload(payload, on_bad, columns, envelope, source, stream, access)
     needed = columns if typed is None else typed.reading
-    plan = make_plan(needed, envelope, batch_rows, batch_bytes, on_retention, unsigned=unsigned)
+    plan = make_plan(
+        needed, envelope, batch_rows, batch_bytes, on_retention, unsigned=unsigned, subjects=wanted
+    )
     opened = open_stream(source, stream, access)
     try:
         spans = plan_ranges(opened, parts, begin, end, on_retention, via=via)
+        opened.filter_by(wanted, whole=on_gap is not None)
         total = sum(span.stop - span.start for span in spans)
         decoder = None if typed is None else typed.decoder(opened, spans, plan)
         spans = split_ranges([span for span in spans if span.start < span.stop], parallel or 1)
@@ -150,6 +160,7 @@ def tail(
     stream: str,
     *,
     partitions: Iterable[int] | int | None = None,
+    subjects: Iterable[str] | str | None = None,
     start: Start = "new",
     columns: Iterable[str] | None = None,
     envelope: EnvelopeMode = "none",
@@ -171,6 +182,7 @@ def tail(
         source: As for :func:`read`.
         stream: Name of the stream.
         partitions: As for :func:`read`.
+        subjects: As for :func:`read`.
         start: As for :func:`read`; or ``"new"`` (default): after the message that is the newest now.
         columns: As for :func:`read`.
         envelope: As for :func:`read`.
@@ -195,6 +207,7 @@ def tail(
     check_calls(on_gap, progress)
     target = find_target(source, access)
     unsigned = target.kind is ServerKind.NATS
+    wanted = parse_subjects(subjects)
     typed = plan_payload(payload, on_bad, columns, envelope, source, stream, access)
     plan = make_plan(
         columns if typed is None else typed.reading,
@@ -204,10 +217,12 @@ def tail(
         on_retention,
         unsigned=unsigned,
         batch_seconds=batch_seconds,
+        subjects=wanted,
     )
     opened = open_stream(source, stream, access)
     try:
         ranges = plan_ranges(opened, parts, begin, None, on_retention, may_be_ahead=True, via="consumer")
+        opened.filter_by(wanted, whole=on_gap is not None)
         decoder = None if typed is None else typed.decoder(opened, ranges, plan, is_tail=True)
         spans = [Range(span.partition, span.start, -1) for span in ranges]
         return start_reader(opened, spans, plan, len(spans), None, progress, on_gap, decoder)
@@ -221,6 +236,7 @@ def count(
     stream: str,
     *,
     partitions: Iterable[int] | int | None = None,
+    subjects: Iterable[str] | str | None = None,
     start: Start = "earliest",
     stop: Stop = None,
     access: Access | None = None,
@@ -234,6 +250,7 @@ def count(
         source: As for :func:`read`.
         stream: Name of the stream.
         partitions: As for :func:`read`.
+        subjects: As for :func:`read`.
         start: As for :func:`read`. Messages that retention has removed are not counted.
         stop: As for :func:`read`.
         access: As for :func:`read`.
@@ -246,13 +263,14 @@ def count(
         234567
     """
     begin, end, parts = check_range(partitions, start, stop, None)
+    wanted = parse_subjects(subjects)
     opened = open_stream(source, stream, access)
     with contextlib.closing(opened):
         spans = plan_ranges(opened, parts, begin, end, "skip")
         spans = [span for span in spans if span.start < span.stop]
-        known = [opened.count(span) for span in spans]
+        known = [opened.count(span, wanted) for span in spans]
         if all(number is not None for number in known):
             return sum(number or 0 for number in known)
-        plan = make_plan(["offset"], "none", 2**20, 2**28, "skip", unsigned=opened.unsigned)
+        plan = make_plan(["offset"], "none", 2**20, 2**28, "skip", unsigned=opened.unsigned, subjects=wanted)
         rows = start_batches(opened, spans, plan, min(len(spans), PARALLEL), None, None, None)
         return sum(batch.num_rows for batch in rows)

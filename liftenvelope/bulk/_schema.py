@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 else:
     pa = require("pyarrow", "bulk")
 
-__all__ = ["COLUMNS", "ENVELOPE_COLUMNS", "EnvelopeMode", "choose_columns", "make_batch", "make_schema"]
+__all__ = [
+    "COLUMNS",
+    "ENVELOPE_COLUMNS",
+    "EnvelopeMode",
+    "choose_columns",
+    "make_batch",
+    "make_schema",
+    "make_subjects",
+]
 
 #: Handling of Liftbridge envelopes: leave the payload unchanged, unwrap it, or unwrap it and add columns.
 EnvelopeMode: TypeAlias = Literal["none", "strip", "columns"]
@@ -91,6 +99,12 @@ def make_batch(schema: pa.Schema, rows: int, found: Mapping[str, Any], partition
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def make_subjects(rows: int, found: Mapping[str, Any]) -> pa.DictionaryArray:
+    """Return the subject of each row from the buffers that a row reader has filled."""
+    array: pa.DictionaryArray = _words(rows, found["subject"])
+    return array
+
+
 def _array(field: pa.Field, rows: int, found: Mapping[str, Any], partition: int) -> pa.Array:
     name, kind = field.name, field.type
     if name == "partition":
@@ -98,15 +112,19 @@ def _array(field: pa.Field, rows: int, found: Mapping[str, Any], partition: int)
     if name == "headers":
         return _headers(found, rows)
     if kind == _WORDS:
-        _, nulls, validity, indices, words = found[name]
-        which = pa.Array.from_buffers(pa.int32(), rows, [_optional(validity), pa.py_buffer(indices)], nulls)
-        return pa.DictionaryArray.from_arrays(which, _texts(words, pa.string()))
+        return _words(rows, found[name])
     if name in ("ack_policy", "expected_offset"):
         nulls, validity = found["enveloped"]
         return pa.Array.from_buffers(kind, rows, [_optional(validity), pa.py_buffer(found[name])], nulls)
     if name in ("offset", "timestamp"):
         return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(found[name])], 0)
     return _texts(found[name], kind)
+
+
+def _words(rows: int, buffers: tuple[Any, ...]) -> pa.DictionaryArray:
+    _, nulls, validity, indices, words = buffers
+    which = pa.Array.from_buffers(pa.int32(), rows, [_optional(validity), pa.py_buffer(indices)], nulls)
+    return pa.DictionaryArray.from_arrays(which, _texts(words, pa.string()))
 
 
 def _texts(buffers: tuple[Any, ...], kind: pa.DataType) -> pa.Array:

@@ -65,6 +65,8 @@ class Access:
         max_brokers: Brokers to accept in one answer, and NATS servers to remember. Default 1,000.
         max_partitions: Partitions to accept in one answer, over all streams, and streams in a listing.
             Default 100,000.
+        max_subjects: Subjects of a JetStream stream to look at when a read chooses who filters. If more match
+            a filter, the reader filters. Default 100,000, which one answer of a server lists.
         max_header_bytes: Largest list of response headers in bytes to accept from Liftbridge. Default 64 KiB.
         prefetch_bytes: Bytes that a Liftbridge server may send ahead on one call. Default 8 MiB.
         read_isr_replica: True to let any in-sync replica serve reads from Liftbridge, not only the leader.
@@ -93,6 +95,7 @@ class Access:
     max_message_bytes: int = 64 * 1024 * 1024
     max_brokers: int = 1_000
     max_partitions: int = 100_000
+    max_subjects: int = 100_000
     max_header_bytes: int = 64 * 1024
     prefetch_bytes: int = 8 * 1024 * 1024
     read_isr_replica: bool = False
@@ -103,7 +106,7 @@ class Access:
         for name in ("connect_timeout", "timeout", "stall_timeout"):
             as_seconds(name, getattr(self, name))
         as_seconds("reconnect_wait", self.reconnect_wait, zero=True)
-        for name in ("max_message_bytes", "max_brokers", "max_partitions"):
+        for name in ("max_message_bytes", "max_brokers", "max_partitions", "max_subjects"):
             as_count(name, getattr(self, name))
         check_http2_sizes(self)
         api_prefix(self.domain, self.api_prefix)

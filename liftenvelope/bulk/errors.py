@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from liftenvelope.errors import LiftEnvelopeError, ServerProtocolError, TransportError
 
-__all__ = ["ArchiveBusyError", "ReadLostError", "RetentionError", "ServerProtocolError", "WriteFailedError"]
+__all__ = [
+    "ArchiveBusyError",
+    "ReadLostError",
+    "RetentionError",
+    "ServerProtocolError",
+    "StreamRecreatedError",
+    "TableCommitError",
+    "TableError",
+    "TableSchemaError",
+    "WriteFailedError",
+]
 
 
 class ArchiveBusyError(LiftEnvelopeError):
@@ -42,6 +52,58 @@ class ReadLostError(TransportError):
 
     A new read from the offset after the last row skips nothing.
     """
+
+
+class TableError(LiftEnvelopeError):
+    """A table can't be created, read or written; ``__cause__`` is the error of the table's library."""
+
+
+class TableCommitError(TableError):
+    """The catalogue or the storage of a table refused all attempts for ``commit_wait`` seconds.
+
+    Rows of the last attempt may or may not be in the table. The next call finds out, and gives each message
+    once.
+    """
+
+    retriable = True
+
+
+class TableSchemaError(TableError):
+    """A column of the stream does not fit the column of that name in the table.
+
+    Attributes:
+        column: Name of the column, with dots before the names of nested fields.
+        table_type: Type in the table.
+        stream_type: Type in the stream.
+    """
+
+    def __init__(self, message: str, column: str, table_type: str, stream_type: str) -> None:
+        super().__init__(message, column, table_type, stream_type)
+        self.column = column
+        self.table_type = table_type
+        self.stream_type = stream_type
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class StreamRecreatedError(TableError):
+    """A stream was deleted and created again: the offsets in the table are those of its predecessor.
+
+    Attributes:
+        stream: Name of the stream.
+        known_ns: Creation time of the predecessor, in ns since 1970.
+        created_ns: Creation time of the stream, in ns since 1970.
+    """
+
+    def __init__(self, message: str, stream: str, known_ns: int, created_ns: int) -> None:
+        super().__init__(message, stream, known_ns, created_ns)
+        self.stream = stream
+        self.known_ns = known_ns
+        self.created_ns = created_ns
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class WriteFailedError(LiftEnvelopeError):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import MAX_INT32, is_encodable, require
-from liftenvelope.bulk._archive_files import check_arrow_path
+from liftenvelope.bulk._archive_places import check_arrow_path
 from liftenvelope.errors import UsageError
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from liftenvelope.bulk._crew import Outlet
     from liftenvelope.bulk._plan import BatchPlan
     from liftenvelope.bulk.ranges import Extent, Range
+    from liftenvelope.jetstream.subject_filter import SubjectFilter
 
 __all__ = ["LiftbridgeSource", "RangedStream", "open_stream"]
 
@@ -46,8 +47,21 @@ class RangedStream(Protocol):
         """Return True if the oldest offset can advance without retention, so that gaps there are normal."""
         ...
 
-    def count(self, span: Range) -> int | None:
-        """Return the number of messages in a range; None if only a read can tell."""
+    def filter_by(self, subjects: SubjectFilter | None, *, whole: bool) -> None:
+        """Choose who filters the subjects of the reads that follow.
+
+        Args:
+            subjects: The filter; None for none.
+            whole: True if the reads must pass over every message, since gaps are wanted.
+        """
+        ...
+
+    def created(self) -> int:
+        """Return the creation time of the stream in ns since 1970; 0 if the server does not report it."""
+        ...
+
+    def count(self, span: Range, subjects: SubjectFilter | None) -> int | None:
+        """Return the number of messages in a range whose subjects match; None if only a read can tell."""
         ...
 
     def read(self, span: Range, plan: BatchPlan, outlet: Outlet) -> None:

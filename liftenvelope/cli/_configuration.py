@@ -35,6 +35,8 @@ _ORIGINS: Final = {
     ParameterSource.DEFAULT_MAP: "file",
 }
 #: Settings that are about the server of ``--nats``, and the reason where it is not obvious.
+#: Tables of the file that ``--check`` prints, in order.
+_TABLES: Final = ("nats", "gateway", "monitor", "log")
 _NEED_NATS: Final = {
     "nats_creds": "",
     "nats_nkey_seed": "",
@@ -243,7 +245,9 @@ class Configuration:
         return json.dumps({"config": path, "settings": tables}, indent=1)
 
     def _lines(self, serving: Serving) -> Iterator[_Line]:
-        for setting in sorted(SETTINGS, key=lambda one: ("nats", "gateway", "log").index(one.table)):
+        for setting in sorted(
+            SETTINGS, key=lambda one: ("nats", "gateway", "monitor", "log").index(one.table)
+        ):
             value = serving.data_dir if setting.name == "data_dir" else self[setting.name]
             if isinstance(value, str) and ("://" in value or setting.name == "nats"):
                 value = without_secrets(value)

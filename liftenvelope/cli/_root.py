@@ -6,11 +6,13 @@ import click
 from click.shell_completion import get_completion_class
 
 from liftenvelope._version import __version__
+from liftenvelope.cli.archive import archive
 from liftenvelope.cli.bench import bench
 from liftenvelope.cli.consumer import consumer
 from liftenvelope.cli.cursor import cursor
 from liftenvelope.cli.decode import decode
 from liftenvelope.cli.demo import demo
+from liftenvelope.cli.dev import dev
 from liftenvelope.cli.doctor import doctor
 from liftenvelope.cli.group import group
 from liftenvelope.cli.monitor import monitor
@@ -53,9 +55,11 @@ root.add_command(cursor)
 root.add_command(group)
 root.add_command(bench)
 root.add_command(demo)
+root.add_command(dev)
 root.add_command(doctor)
 root.add_command(top)
 root.add_command(serve)
 root.add_command(monitor)
 root.add_command(read)
 root.add_command(write)
+root.add_command(archive)

@@ -220,6 +220,42 @@ SETTINGS: Final = (
         "SECONDS", click.FloatRange(min=0), default=10.0,
     ),
     Setting(
+        "--monitor", "monitor.enabled", "", "Serve the monitor's live page on /monitor of --http.",
+        kind=bool, default=False,
+    ),
+    Setting(
+        "--monitor-allow-changes", "monitor.allow_changes", "",
+        "Let the page pause and resume streams and make them read-only.", kind=bool, default=False,
+    ),
+    Setting(
+        "--monitor-payloads", "monitor.payloads", "", "Show payloads, keys and headers on the page.",
+        kind=bool, default=True,
+    ),
+    Setting(
+        "--monitor-token-file", "monitor.token_file", "",
+        "File that holds the token that the page asks for; required unless --http is loopback.", "FILE",
+    ),
+    Setting(
+        "--monitor-user-header", "monitor.user_header", "",
+        "Header of a reverse proxy that logs users in, in place of the token.", "NAME",
+    ),
+    Setting(
+        "--monitor-hosts", "monitor.hosts", "",
+        "Host names in the page's URL, besides localhost and IP addresses, separated by commas.", "NAMES",
+    ),
+    Setting(
+        "--monitor-tls-ca", "monitor.tls_ca", "",
+        "Authority of the gateways' certificates, for the page's own connection (PEM).",
+        "FILE", shown="the certificate of --tls-cert",
+    ),
+    Setting(
+        "--monitor-tls-cert", "monitor.tls_cert", "",
+        "Client certificate of the page's own connection (PEM).", "FILE",
+    ),
+    Setting(
+        "--monitor-tls-key", "monitor.tls_key", "", "Key of that certificate (PEM).", "FILE",
+    ),
+    Setting(
         "--log-level", "log.level", "",
         "Log level of liftenvelope. The log goes to standard error.",
         kind=click.Choice(list(LEVELS)), default="info",

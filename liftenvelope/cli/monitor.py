@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from liftenvelope._checks import require
+from liftenvelope.cli._logging import start_logging
 from liftenvelope.cli._places import DurationType
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._terminal import report, shown
 
 if TYPE_CHECKING:
     from liftenvelope.monitor import Collector, Sampler
-    from liftenvelope.monitor.server import MessageSourceHolder, MonitorServer
+    from liftenvelope.monitor.server import MonitorLink, MonitorPages
     from liftenvelope.rpc.address import Address
 
 __all__ = ["monitor"]
@@ -35,6 +36,12 @@ _ADDRESS: Final = "127.0.0.1:8040"
     help="Time between two samples.",
 )
 @click.option("--no-payloads", is_flag=True, help="Show no payloads, keys and headers.")
+@click.option(
+    "--allow-changes",
+    is_flag=True,
+    help="Let the page pause and resume consumers and streams, unpin clients, make streams read-only, and "
+    "purge streams. Each change is logged.",
+)
 @click.option(
     "--token",
     envvar="LIFTENVELOPE_MONITOR_TOKEN",
@@ -58,6 +65,13 @@ _ADDRESS: Final = "127.0.0.1:8040"
     metavar="NAME",
     help="Host name in the page's URL, besides localhost and IP addresses; repeatable.",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Lines of text, or one JSON object per line, on standard error.",
+)
 @json_option
 @on_servers
 async def monitor(
@@ -65,45 +79,49 @@ async def monitor(
     http: str,
     interval: float,
     no_payloads: bool,
+    allow_changes: bool,
     token: str,
     user_header: str,
     hosts: tuple[str, ...],
+    log_format: str,
     as_json: bool,
 ) -> None:
     """Serve a live page about streams, consumers and groups, until Ctrl-C.
 
-    The page only reads: it changes nothing on the servers.
+    Without --allow-changes the page only reads: it changes nothing on the servers.
     """
     require("aiohttp", "monitor")
     from liftenvelope.monitor import Collector
-    from liftenvelope.monitor.server import (
-        MessageSourceHolder,
-        MonitorAccess,
-        MonitorServer,
-    )
+    from liftenvelope.monitor.server import MonitorAccess, MonitorLink, MonitorPages
     from liftenvelope.rpc.address import parse_address
 
     address = parse_address(http, any_port=True)
     access = MonitorAccess(token=token, user_header=user_header, hosts=hosts)
     access.check(address.host)
-    source = MessageSourceHolder()
+    start_logging("info", log_format, "warn")
+    link = MonitorLink()
     kind = "jetstream" if servers.is_jetstream else "liftbridge"
-    collector = Collector(lambda: _sampler(servers, source), kind=kind, interval=interval)
-    server = MonitorServer(
-        collector, source=source, access=access, where=servers.where, payloads=not no_payloads
+    collector = Collector(lambda: _sampler(servers, link), kind=kind, interval=interval)
+    pages = MonitorPages(
+        collector,
+        link=link,
+        access=access,
+        where=servers.where,
+        payloads=not no_payloads,
+        changes=allow_changes,
     )
-    await _serve(collector, server, address, servers.where, as_json)
+    await _serve(collector, pages, address, servers.where, as_json)
 
 
 async def _serve(
-    collector: Collector, server: MonitorServer, address: Address, where: str, as_json: bool
+    collector: Collector, pages: MonitorPages, address: Address, where: str, as_json: bool
 ) -> None:
     """Serve until SIGTERM. Ctrl-C cancels the command."""
     from liftenvelope.monitor.server import serving_monitor
 
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    async with serving_monitor(collector, server, address) as found:
+    async with serving_monitor(collector, pages, address) as found:
         url = f"http://{found}/"
         report(f"serving the monitor of {where} on {url}", as_json, url=url)
         noting = asyncio.create_task(_note_failure(collector))
@@ -120,22 +138,13 @@ async def _note_failure(collector: Collector) -> None:
 
 
 @asynccontextmanager
-async def _sampler(servers: CommandServers, source: MessageSourceHolder) -> AsyncIterator[Sampler]:
-    """Connect, and lend the connection to the samples and to the reader of messages."""
-    from liftenvelope.monitor import server as pages
-
-    try:
-        if servers.is_jetstream:
-            from liftenvelope.monitor.jetstream import JetStreamSampler
-
-            async with servers.jetstream() as js:
-                source.current = pages.JetStreamMessages(js)
-                yield JetStreamSampler(js)
-        else:
-            from liftenvelope.monitor.liftbridge import LiftbridgeSampler
-
-            async with servers.liftbridge() as client:
-                source.current = pages.LiftbridgeMessages(client)
-                yield LiftbridgeSampler(client)
-    finally:
-        source.current = None
+async def _sampler(servers: CommandServers, link: MonitorLink) -> AsyncIterator[Sampler]:
+    """Connect, and lend the connection to the samples and to what pages ask for."""
+    if servers.is_jetstream:
+        async with servers.jetstream() as js:
+            with link.to_jetstream(js) as sampler:
+                yield sampler
+    else:
+        async with servers.liftbridge() as client:
+            with link.to_liftbridge(client) as sampler:
+                yield sampler

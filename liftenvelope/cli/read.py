@@ -41,6 +41,12 @@ from liftenvelope.cli._terminal import harmless_json
     help="Offset or time to stop before, or latest.  [default: the end]",
 )
 @click.option("--partition", "partitions", multiple=True, type=int, help="Partition to read; repeatable.")
+@click.option(
+    "--subject",
+    "subjects",
+    multiple=True,
+    help="Subject of the messages to read, with the wildcards * and >; repeatable.  [default: all]",
+)
 @click.option("--columns", help="Names of columns, separated by commas.")
 @click.option(
     "--envelope", default="none", show_default=True, type=click.Choice(["none", "strip", "columns"])
@@ -66,6 +72,7 @@ def read(
         raise click.UsageError("--to must not be empty, got ''")
     fail_cleanly(lambda: as_local_path("--to", to))
     how["partitions"] = list(how["partitions"]) or None
+    how["subjects"] = how["subjects"] or None
     if how["columns"] is not None:
         how["columns"] = [name.strip() for name in how["columns"].split(",")]
     rotation = {"rotate_rows": rotate_rows, "rotate_bytes": rotate_bytes}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +14,13 @@ import click
 from liftenvelope.cli._config_file import ConfigFile, read_config
 from liftenvelope.cli._configuration import Configuration
 from liftenvelope.cli._logging import start_logging
+from liftenvelope.cli._serve_monitor import MONITOR_PATH, ServeMonitor, monitor_settings
 from liftenvelope.cli._settings import PREFIX, as_options
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 if TYPE_CHECKING:
+    from liftenvelope.gateway import Gateway
+    from liftenvelope.gateway.http_endpoint import Pages
     from liftenvelope.gateway.serving import Serving
 
 
@@ -77,12 +82,13 @@ def serve(context: click.Context, /, *, check: bool, as_json: bool, **options: A
         configuration.warn_of_unknown_variables()
         try:
             serving = configuration.serving()
+            monitor = monitor_settings(configuration, serving)
             if check:
                 _check(configuration, serving, as_json=as_json)
             elif configuration["workers"] > 1:
-                asyncio.run(_supervise(serving, configuration))
+                asyncio.run(_supervise(serving, configuration, monitor))
             else:
-                asyncio.run(_serve(serving))
+                asyncio.run(_serve(serving, monitor))
         except UsageError as exc:
             raise click.UsageError(configuration.explain(exc)) from exc
     except UsageError as exc:
@@ -105,19 +111,43 @@ def _check(configuration: Configuration, serving: Serving, *, as_json: bool) -> 
     click.echo(configuration.as_json(serving) if as_json else configuration.as_toml(serving))
 
 
-async def _serve(serving: Serving) -> None:
+async def _serve(serving: Serving, monitor: ServeMonitor | None) -> None:
     from liftenvelope.gateway.serving import serve as run
 
-    await run(serving, lambda gateway, url: _say(serving, [gateway.address], url), _say_http)
+    def ready(gateway: Gateway, url: str) -> None:
+        started.set_result([gateway.address])
+        _say(serving, [gateway.address], url)
+
+    started: asyncio.Future[Sequence[str]] = asyncio.get_running_loop().create_future()
+    async with _pages(monitor, started) as pages:
+        await run(serving, ready, partial(_say_http, monitor), pages=pages)
 
 
-async def _supervise(serving: Serving, configuration: Configuration) -> None:
+async def _supervise(serving: Serving, configuration: Configuration, monitor: ServeMonitor | None) -> None:
     from liftenvelope.cli._worker import worker_command
     from liftenvelope.gateway.supervisor import Program, supervise
 
+    def ready(addresses: list[str], url: str) -> None:
+        started.set_result(addresses)
+        _say(serving, addresses, url)
+
     logging = {name: configuration[name] for name in ("log_level", "log_format", "nats_log_level")}
     program = Program(worker_command(), logging)
-    await supervise(serving, configuration["workers"], program, partial(_say, serving), _say_http)
+    started: asyncio.Future[Sequence[str]] = asyncio.get_running_loop().create_future()
+    async with _pages(monitor, started) as pages:
+        say_http = partial(_say_http, monitor)
+        await supervise(serving, configuration["workers"], program, ready, say_http, pages)
+
+
+@asynccontextmanager
+async def _pages(
+    monitor: ServeMonitor | None, started: asyncio.Future[Sequence[str]]
+) -> AsyncIterator[Pages]:
+    if monitor is None:
+        yield {}
+        return
+    async with monitor.serving(started) as pages:
+        yield pages
 
 
 def _say(serving: Serving, addresses: list[str], url: str) -> None:
@@ -125,5 +155,6 @@ def _say(serving: Serving, addresses: list[str], url: str) -> None:
     click.echo(f"serving the Liftbridge API on {','.join(addresses)}, with the streams of {url}{where}")
 
 
-def _say_http(address: str) -> None:
-    click.echo(f"serving health and metrics on http://{address}")
+def _say_http(monitor: ServeMonitor | None, address: str) -> None:
+    more = f", and the monitor on http://{address}{MONITOR_PATH}/" if monitor is not None else ""
+    click.echo(f"serving health and metrics on http://{address}{more}")

@@ -321,13 +321,11 @@ async def resume_stream(
     servers: CommandServers, name: str, partitions: tuple[int, ...], as_json: bool
 ) -> None:
     """Wake paused partitions of STREAM (Liftbridge)."""
+    from liftenvelope.monitor.changes import resume_partitions
+
     servers.need("liftbridge", "stream resume")
     async with servers.liftbridge() as client:
-        # The API has no call for this: a subscription wakes its partition.
-        wanted = partitions or range((await client.fetch_metadata(streams=[name])).partition_count(name))
-        for number in wanted:
-            async with client.subscribe(name, partition=number, start="new", resume=True):
-                pass
+        await resume_partitions(client, name, partitions)
     report(f"resumed {_which(name, partitions)}", as_json, **_changed(name, partitions), paused=False)
 
 

@@ -1,6 +1,6 @@
 """Blocking client: the methods of the async client, for callers without an event loop.
 
-:mod:`liftenvelope.client.binding` binds the methods at run time. Those that differ from their async
+``liftenvelope.client.binding`` binds the methods at run time. Those that differ from their async
 counterparts are written here. ``blocking.pyi`` is for type checkers, made by ``protos/generate_blocking.py``.
 """
 

@@ -1,9 +1,12 @@
-"""HTTP server of a standalone gateway, or of several workers: ``/healthz``, ``/readyz`` and ``/metrics``.
+"""HTTP server of a command: ``/healthz``, ``/readyz``, ``/metrics``, and pages below further paths.
 
 aiohttp limits neither the number of connections nor the time that a client takes to send its request.
 Therefore each connection goes through :class:`_Connection`: it carries one request, of a limited size, and
 ends after a limited time whatever its client does. When too many are open, the oldest one is closed: a new
 one may be a probe, and the oldest ones are those of clients that send nothing.
+
+A stream of events of a page has no time limit. It counts among the connections and can be the oldest one:
+browsers open it again.
 
 Metrics are rendered in pieces between turns of the event loop, for all requests of half a second together.
 """
@@ -13,12 +16,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
 
+from liftenvelope.gateway._monitored import NO_PAGES, Monitored, Pages
 from liftenvelope.gateway.metrics import GatewayCollector
 from liftenvelope.rpc.listening import Listener
 
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
     from liftenvelope.gateway._gateway import Gateway
     from liftenvelope.gateway.limits import Limits
 
-__all__ = ["GatewayMonitor", "HttpServer", "Monitored"]
+__all__ = ["GatewayMonitor", "HttpServer"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway.http")
 #: Seconds to wait for the metrics that only JetStream knows.
@@ -37,22 +41,9 @@ _REFRESH: Final = 2.0
 _FRESH: Final = 0.5
 #: Seconds for open requests when the server closes.
 _ENDING: Final = 1.0
+_EVENTS: Final = "text/event-stream"
 #: Seconds for a TLS handshake, which this server does not do.
 _HANDSHAKE: Final = 10.0
-
-
-class Monitored(Protocol):
-    """What the HTTP server tells about: a gateway, or several workers."""
-
-    @property
-    def limits(self) -> Limits:
-        """Limits on clients, which apply to the HTTP server."""
-
-    def look(self) -> tuple[bool, str]:
-        """Return whether clients can be served, and the text that tells why not, with an end of line."""
-
-    async def families(self) -> list[Exposed]:
-        """Return the metrics with their present values, those of the process included."""
 
 
 class GatewayMonitor:
@@ -86,13 +77,14 @@ class GatewayMonitor:
 
 
 class HttpServer:
-    """Serves the health and the metrics of a gateway, or of several workers.
+    """Serves health, metrics and pages.
 
     Args:
         source: Tells the health and the metrics; its limits apply.
+        pages: Applications by their paths.
     """
 
-    def __init__(self, source: Monitored) -> None:
+    def __init__(self, source: Monitored, pages: Pages = NO_PAGES) -> None:
         self._source = source
         self._scrape = _Scrape(source)
         self._connections: dict[_Connection, None] = {}
@@ -100,7 +92,10 @@ class HttpServer:
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
-        app.on_response_prepare.append(_close_afterwards)
+        for path, page in pages.items():
+            app.router.add_get(path, _slash_added)
+            app.add_subapp(path, page)
+        app.on_response_prepare.append(self._close_afterwards)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -148,6 +143,15 @@ class HttpServer:
             timeout=limits.http_timeout,
         )
 
+    async def _close_afterwards(self, request: web.Request, response: web.StreamResponse) -> None:
+        response.force_close()
+        response.headers["Connection"] = "close"
+        response.headers["Server"] = "liftenvelope"
+        if response.content_type == _EVENTS:
+            for connection in self._connections:
+                if connection.carries(request):
+                    connection.keep()
+
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
@@ -160,10 +164,9 @@ class HttpServer:
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-async def _close_afterwards(_: web.Request, response: web.StreamResponse) -> None:
-    response.force_close()
-    response.headers["Connection"] = "close"
-    response.headers["Server"] = "liftenvelope"
+async def _slash_added(request: web.Request) -> web.Response:
+    """Redirect to the path with a slash at its end, so that links of the page are below it."""
+    return web.Response(status=308, headers={"Location": f"{request.path.rpartition('/')[2]}/"})
 
 
 def _quiet_logger() -> logging.Logger:
@@ -202,6 +205,14 @@ class _Connection(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(timeout, self.abort)
         # From the start: the limit holds also for connections that are not handed over yet.
         connections[self] = None
+
+    def carries(self, request: web.Request) -> bool:
+        """Return True if the request came by this connection."""
+        return self._transport is not None and request.transport is self._transport
+
+    def keep(self) -> None:
+        """Let the connection last for as long as the server sends events."""
+        self._timer.cancel()
 
     def abort(self) -> None:
         """Close the connection without sending the rest."""

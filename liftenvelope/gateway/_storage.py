@@ -12,7 +12,6 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from liftenvelope.errors import (
@@ -29,6 +28,7 @@ from liftenvelope.gateway._names import encode_name
 from liftenvelope.gateway._recordings import Recording, covers, is_recorded, nothing, recorded_subject
 from liftenvelope.gateway._records import StreamPhase
 from liftenvelope.gateway._replicas import Replicas
+from liftenvelope.jetstream.api import parse_ns
 from liftenvelope.jetstream.infos import StreamInfo
 from liftenvelope.jetstream.stream_config import StreamConfig, StreamSource, SubjectTransform
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from liftenvelope.jetstream import Stream
     from liftenvelope.jetstream.context import JetStream
 
-__all__ = ["PartitionState", "Storage", "parse_ns"]
+__all__ = ["PartitionState", "Storage"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
 
@@ -105,22 +105,6 @@ class PartitionState:
     def is_empty(self) -> bool:
         """True if the partition has no messages."""
         return not self.messages
-
-
-def parse_ns(text: str) -> int:
-    """Parse a JetStream timestamp (RFC 3339) to nanoseconds since 1970; 0 for the zero time (year 1).
-
-    Example:
-        >>> parse_ns("2026-01-02T03:04:05.123456789Z")
-        1767323045123456789
-    """
-    if text.startswith("0001-"):
-        return 0
-    whole, _, rest = text.partition(".")
-    zone = rest.lstrip("0123456789")
-    digits = rest[: len(rest) - len(zone)]
-    seconds = int(datetime.fromisoformat(whole + zone).timestamp())
-    return seconds * 1_000_000_000 + int(digits.ljust(9, "0"))
 
 
 class Storage:

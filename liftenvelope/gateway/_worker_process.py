@@ -9,8 +9,8 @@ from itertools import count
 from typing import Any, Self
 
 from liftenvelope.errors import TransportError
-from liftenvelope.gateway._notify import VARIABLES
 from liftenvelope.gateway._worker_frames import Frame, as_frame, receive_frame
+from liftenvelope.gateway.notify import VARIABLES
 
 __all__ = ["WorkerProcess"]
 

@@ -23,12 +23,12 @@ from liftenvelope._checks import about, is_encodable
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway._gateway import Gateway
-from liftenvelope.gateway._http_endpoint import check_http, monitor_of, serving_http
 from liftenvelope.gateway._nats_access import check_login, check_readable, client_tls, server_tls
 from liftenvelope.gateway._nats_connection import connection_to
-from liftenvelope.gateway._notify import feeding_watchdog, notify, notify_reloading
 from liftenvelope.gateway.embedded import EmbeddedNats
+from liftenvelope.gateway.http_endpoint import NO_PAGES, Pages, check_http, monitor_of, serving_http
 from liftenvelope.gateway.limits import Limits
+from liftenvelope.gateway.notify import feeding_watchdog, notify, notify_reloading
 from liftenvelope.nats.subjects import check_inbox_prefix
 from liftenvelope.nats.tls_only import new_client
 from liftenvelope.rpc.tls import check_server_name
@@ -216,6 +216,7 @@ async def running_gateway(
     serving: Serving,
     on_http: Callable[[str], None] = lambda _: None,
     on_gateway: Callable[[Gateway], None] = lambda _: None,
+    pages: Pages = NO_PAGES,
 ) -> AsyncIterator[tuple[Gateway, EmbeddedNats | None]]:
     """Run a gateway, and an embedded nats-server and an HTTP server if configured, while the block runs.
 
@@ -225,6 +226,7 @@ async def running_gateway(
         serving: Settings of the gateway.
         on_http: Called with the address of the HTTP server when it listens.
         on_gateway: Called with the gateway before anything is started.
+        pages: Further pages of the HTTP server.
 
     Yields:
         The gateway, and the embedded nats-server or None.
@@ -239,7 +241,7 @@ async def running_gateway(
     gateway = serving.new_gateway(nc, read_nc)
     on_gateway(gateway)
     async with (
-        serving_http(lambda: monitor_of(gateway), serving.http, on_http),
+        serving_http(lambda: monitor_of(gateway), serving.http, on_http, pages),
         embedded_nats(serving) as own,
     ):
         url = serving.nats_url if own is None else own.url
@@ -296,6 +298,7 @@ async def serve(
     on_ready: Callable[[Gateway, str], None],
     on_http: Callable[[str], None] = lambda _: None,
     on_gateway: Callable[[Gateway], None] = lambda _: None,
+    pages: Pages = NO_PAGES,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then drain. A second signal has its default effect on the program.
 
@@ -308,6 +311,7 @@ async def serve(
             user and password.
         on_http: Called before that with the address of the HTTP server, when it listens.
         on_gateway: Called first, with the gateway that is not started yet.
+        pages: Further pages of the HTTP server.
 
     Raises:
         TransportError: NATS can't be reached or started, the embedded nats-server has ended, or the gateway
@@ -319,7 +323,10 @@ async def serve(
     map_large_blocks()
     with stopped_by_signals() as stop:
         try:
-            async with feeding_watchdog(), running_gateway(serving, on_http, on_gateway) as (gateway, own):
+            async with (
+                feeding_watchdog(),
+                running_gateway(serving, on_http, on_gateway, pages) as (gateway, own),
+            ):
                 # A full collection would look at 40,000 objects of modules, and serve nobody for 20 ms.
                 gc.collect()
                 gc.freeze()

@@ -21,15 +21,14 @@ from liftenvelope._checks import about
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import UsageError
 from liftenvelope.gateway._drops import read_drop, read_fault
-from liftenvelope.gateway._http_endpoint import http_address, serving_http
-from liftenvelope.gateway._notify import feeding_watchdog, notify, notify_reloading
 from liftenvelope.gateway._worker_slot import Program, WorkerSlot
+from liftenvelope.gateway.http_endpoint import NO_PAGES, Monitored, Pages, http_address, serving_http
 from liftenvelope.gateway.limits import Limits
+from liftenvelope.gateway.notify import feeding_watchdog, notify, notify_reloading
 from liftenvelope.gateway.serving import Serving, embedded_nats, has_ended, stopped_by_signals
 from liftenvelope.rpc.address import Address, parse_address
 
 if TYPE_CHECKING:
-    from liftenvelope.gateway._http import Monitored
     from liftenvelope.gateway.embedded import EmbeddedNats
 
 __all__ = ["Program", "check_ports", "supervise"]
@@ -73,6 +72,7 @@ async def supervise(
     program: Program,
     on_ready: Callable[[list[str], str], None],
     on_http: Callable[[str], None] = lambda _: None,
+    pages: Pages = NO_PAGES,
 ) -> None:
     """Serve with several workers until SIGINT or SIGTERM, then drain all. A second signal ends all at once.
 
@@ -89,6 +89,7 @@ async def supervise(
         on_ready: Called when all workers serve clients, with their addresses and the URL of their NATS server
             without user and password.
         on_http: Called before that with the address of the HTTP server, when it listens.
+        pages: Further pages of the HTTP server.
 
     Raises:
         TransportError: A worker can't be started, or does not start again; NATS can't be reached or started,
@@ -100,7 +101,7 @@ async def supervise(
     with stopped_by_signals() as stop:
         async with (
             feeding_watchdog(),
-            serving_http(workers.monitor, serving.http, on_http),
+            serving_http(workers.monitor, serving.http, on_http, pages),
             embedded_nats(serving) as own,
             workers.running(own) as failed,
         ):

@@ -276,7 +276,7 @@ class GroupConsumer(GroupConsumerPartitions):
             max_wait: Seconds to wait for more after the first message of a batch.
 
         Yields:
-            Batches of at least one row, with the columns of :data:`liftenvelope.group._rows.SCHEMA`.
+            Batches of at least one row, with the columns of ``liftenvelope.group._rows.SCHEMA``.
 
         Raises:
             UsageError: An argument is malformed, or another task waits for messages.

@@ -335,7 +335,7 @@ class Consumer:
             max_messages: Maximum number of messages requested and buffered. Default 500.
             max_bytes: Maximum number of bytes requested and buffered; excludes ``max_messages``.
             on_event: Called with each event that does not end the iteration: see
-                :mod:`liftenvelope.jetstream._events`.
+                :mod:`liftenvelope.jetstream`.
             on_pinned: Called with the pin id when this iteration is pinned.
             on_unpinned: Called with the pin id when this iteration loses the pin.
             options: See :class:`~liftenvelope.jetstream.ConsumeOptions`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import nats.errors
@@ -34,6 +35,7 @@ __all__ = [
     "api_prefix",
     "encode_payload",
     "natural",
+    "parse_ns",
     "read_answer",
     "read_as",
     "read_json",
@@ -334,6 +336,22 @@ def _object(data: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise TypeError(f"expected a JSON object, got {type(found).__name__}")
     return found
+
+
+def parse_ns(text: str) -> int:
+    """Parse a JetStream timestamp (RFC 3339) to nanoseconds since 1970; 0 for the zero time (year 1).
+
+    Example:
+        >>> parse_ns("2026-01-02T03:04:05.123456789Z")
+        1767323045123456789
+    """
+    if text.startswith("0001-"):
+        return 0
+    whole, _, rest = text.partition(".")
+    zone = rest.lstrip("0123456789")
+    digits = rest[: len(rest) - len(zone)]
+    seconds = int(datetime.fromisoformat(whole + zone).timestamp())
+    return seconds * 1_000_000_000 + int(digits.ljust(9, "0"))
 
 
 def natural(value: object) -> int:

@@ -1,8 +1,8 @@
 """Live state of a JetStream account or a Liftbridge cluster, for ``liftenvelope monitor`` and ``top``.
 
 A sampler asks the servers and returns a :class:`Snapshot`: streams, consumers, groups, and what could not be
-read. :class:`liftenvelope.monitor.jetstream.JetStreamSampler` needs a
-:class:`~liftenvelope.jetstream.JetStream`, and :class:`liftenvelope.monitor.liftbridge.LiftbridgeSampler` an
+read. ``liftenvelope.monitor.jetstream.JetStreamSampler`` needs a
+:class:`~liftenvelope.jetstream.JetStream`, and ``liftenvelope.monitor.liftbridge.LiftbridgeSampler`` an
 open :class:`~liftenvelope.client.Client`. :class:`Collector` takes samples at an interval, reconnects, and
 keeps a :class:`History`: rates, and bounded series to plot. :func:`alerts` returns what needs attention.
 ``History`` and ``alerts`` are sans-io.
@@ -28,6 +28,7 @@ Example::
 
 from liftenvelope.monitor._alerts import MonitorAlert, alerts
 from liftenvelope.monitor._collector import Collector, Sampler
+from liftenvelope.monitor._generations import Generation, GenerationHistory
 from liftenvelope.monitor._history import History, Series, SeriesKey
 from liftenvelope.monitor._limits import MAX_SUBJECTS, MonitorLimits
 from liftenvelope.monitor._snapshots import (
@@ -46,6 +47,8 @@ __all__ = [
     "MAX_SUBJECTS",
     "Collector",
     "ConsumerSample",
+    "Generation",
+    "GenerationHistory",
     "GroupPartition",
     "GroupSample",
     "History",

@@ -27,7 +27,7 @@ from aiohttp.typedefs import Handler, Middleware
 from liftenvelope.errors import UsageError
 from liftenvelope.rpc.address import is_loopback
 
-__all__ = ["Guard", "MonitorAccess"]
+__all__ = ["Guard", "MonitorAccess", "same"]
 
 _COOKIE: Final = "liftenvelope_monitor"
 _HEADERS: Final = {
@@ -45,6 +45,8 @@ _SHORTEST: Final = 16
 #: Seconds that a wrong token costs, and logins that may be under way.
 _PENALTY: Final = 0.5
 _LOGINS: Final = 4
+#: Characters of the name of a user in the log.
+_USER: Final = 200
 #: Requests that need no login: the form and its style.
 _OPEN: Final = frozenset({"/login", "/static/style.css", "/static/icon.svg"})
 
@@ -81,10 +83,12 @@ class Guard:
 
     Args:
         access: Who may see it.
+        path: Path of the application; empty for the root.
     """
 
-    def __init__(self, access: MonitorAccess) -> None:
+    def __init__(self, access: MonitorAccess, path: str = "") -> None:
         self._access = access
+        self._path = path
         self._hosts = frozenset(host.lower() for host in access.hosts)
         self._session = secrets.token_urlsafe(32)
         self._logins = asyncio.Semaphore(_LOGINS)
@@ -108,18 +112,37 @@ class Guard:
     def _refusal(self, request: web.Request) -> web.Response | None:
         if not self._is_ours(request.host):
             return web.Response(status=421, text="this name is not allowed: start with --allow-host\n")
-        is_link = request.method == "GET" and not request.path.startswith("/api/")
-        if request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site") and not is_link:
+        path = request.path.removeprefix(self._path)
+        is_api = path.startswith("/api/")
+        is_foreign = request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site")
+        if (is_foreign and (is_api or request.method != "GET")) or (is_api and not self._is_of_page(request)):
             return web.Response(status=403, text="requests of other sites are refused\n")
-        if request.path in _OPEN or self._is_known(request):
+        if path in _OPEN or self._is_known(request):
             return None
-        if request.path == "/" and self._access.token:
+        if path == "/" and self._access.token:
             return _see("login")
         return web.Response(status=401, text="a token is required\n", headers={"WWW-Authenticate": "Bearer"})
 
+    def _is_of_page(self, request: web.Request) -> bool:
+        """Return False for an origin that is another site. Programs and old browsers send no origin.
+
+        It is not asked of the login form, whose origin is ``null`` because of the referrer policy.
+        """
+        origin = request.headers.get("Origin")
+        if origin is None:
+            return True
+        host = origin.partition("://")[2]
+        # A proxy may pass on another name than the one that its clients see.
+        return host.lower() == request.host.lower() or _name_of(host) in self._hosts
+
+    def user_of(self, request: web.Request) -> str:
+        """Return who sent a request, for the log: the user that a proxy names, or else the address."""
+        header = self._access.user_header
+        named = request.headers.get(header, "") if header else ""
+        return named[:_USER] or f"a user at {request.remote}"
+
     def _is_ours(self, host: str) -> bool:
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-        name = name.strip("[]").lower()
+        name = _name_of(host)
         try:
             ip_address(name)
         except ValueError:
@@ -133,9 +156,9 @@ class Guard:
         if access.user_header and request.headers.get(access.user_header):
             return True
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        if access.token and scheme.lower() == "bearer" and _same(token.strip(), access.token):
+        if access.token and scheme.lower() == "bearer" and same(token.strip(), access.token):
             return True
-        return bool(access.token) and _same(request.cookies.get(_COOKIE, ""), self._session)
+        return bool(access.token) and same(request.cookies.get(_COOKIE, ""), self._session)
 
     async def log_in(self, request: web.Request) -> web.Response:
         """Answer the login form: set the cookie if the token is right.
@@ -147,17 +170,26 @@ class Guard:
             return web.Response(status=429, text="too many logins at once\n")
         async with self._logins:
             given = (await request.post()).get("token")
-            if isinstance(given, str) and self._access.token and _same(given, self._access.token):
+            if isinstance(given, str) and self._access.token and same(given, self._access.token):
                 answer = _see("./")
-                answer.set_cookie(_COOKIE, self._session, httponly=True, samesite="Lax")
+                answer.set_cookie(
+                    _COOKIE, self._session, path=f"{self._path}/", httponly=True, samesite="Lax"
+                )
                 return answer
             await asyncio.sleep(_PENALTY)
             return _see("login?wrong")
+
+
+def _name_of(host: str) -> str:
+    """Return the name or the IP address of ``host:port``."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+    return name.strip("[]").lower()
 
 
 def _see(place: str) -> web.Response:
     return web.Response(status=303, headers={"Location": place})
 
 
-def _same(one: str, other: str) -> bool:
+def same(one: str, other: str) -> bool:
+    """Compare two secrets in a time that does not depend on where they differ."""
     return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode("utf-8", "replace"))

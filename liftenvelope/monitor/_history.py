@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from liftenvelope.monitor._generations import GenerationHistory
 from liftenvelope.monitor._limits import MonitorLimits
 from liftenvelope.monitor._snapshots import Snapshot
 
@@ -98,10 +99,11 @@ class History:
     """Newest snapshot, and the series of all snapshots so far.
 
     Args:
-        limits: Limits of the points of a series and of the number of series.
+        limits: Limits of the points of a series, of the number of series, and of the generations of a group.
 
     Attributes:
         latest: Newest snapshot; None before the first one.
+        generations: Generations of each group.
 
     Example:
         >>> from liftenvelope.monitor import PartitionSample, Snapshot, StreamSample
@@ -120,10 +122,12 @@ class History:
         self._total = 0.0
         self._ends: dict[str, int] = {}
         self.latest: Snapshot | None = None
+        self.generations = GenerationHistory(self._limits.max_generations)
 
     def add(self, snapshot: Snapshot) -> None:
         """Add a snapshot, and drop the series of what is gone."""
         self.latest = snapshot
+        self.generations.add(snapshot.groups)
         seen: set[SeriesKey] = set()
         for point in self._points(snapshot):
             series = self._series.get(point.key)

@@ -28,6 +28,7 @@ class MonitorLimits:
         at_once: Requests in flight.
         max_points: Points of a plotted series.
         max_series: Plotted series.
+        max_generations: Generations of one group that are kept.
 
     Raises:
         UsageError: A limit is less than 1, or more than a million.
@@ -42,6 +43,7 @@ class MonitorLimits:
     at_once: int = 16
     max_points: int = 600
     max_series: int = 10_000
+    max_generations: int = 50
 
     def __post_init__(self) -> None:
         for one in fields(self):

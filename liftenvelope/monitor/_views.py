@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from liftenvelope.monitor._alerts import alerts
+from liftenvelope.monitor._generations import Generation
 from liftenvelope.monitor._history import History, SeriesKey
 from liftenvelope.monitor._reading import MessagePage
 from liftenvelope.monitor._snapshots import ConsumerSample, GroupSample, Snapshot, StreamSample
@@ -138,6 +139,7 @@ class View:
         lines = [self._points(history, "member", name, row.topic, row.partition) for row in rows]
         return {
             "group": _group_json(group),
+            "generations": [_generation_json(one) for one in history.generations.of(name)],
             "series": [self._points(history, "group", name), *lines],
         }
 
@@ -246,6 +248,18 @@ def _group_json(group: GroupSample) -> Json:
             for row in group.partitions
         ],
     }
+
+
+def _generation_json(one: Generation) -> Json:
+    return [
+        round(one.at, 3),
+        one.number,
+        one.members,
+        [list(one.joined), one.joined_count],
+        [list(one.left), one.left_count],
+        one.moved,
+        one.coordinator,
+    ]
 
 
 # Messages

@@ -1,6 +1,10 @@
-"""HTTP server of the live page: files, server-sent events, and messages on request.
+"""HTTP of the live page: files, server-sent events, messages on request, and changes if they are allowed.
 
 Readers get the newest state. A reader that takes its time misses states in between, and has no queue.
+
+**Changes.** A request for a change must come from a page of this process. It carries the key of the process,
+which ``api/about`` tells and a page of another site can't read, in a header that such a page can't send. The
+guard refuses requests of other sites before that. Each change and each refusal by the servers is a log line.
 """
 
 from __future__ import annotations
@@ -8,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.resources import files
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
@@ -20,18 +25,28 @@ from liftenvelope._checks import as_count
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 from liftenvelope.monitor._collector import Collector
-from liftenvelope.monitor._guard import Guard, MonitorAccess
+from liftenvelope.monitor._guard import Guard, MonitorAccess, same
 from liftenvelope.monitor._reading import JetStreamMessages, LiftbridgeMessages, MessageQuery, MessageSource
 from liftenvelope.monitor._views import View, messages_json
+from liftenvelope.monitor.changes import Changes, JetStreamChanges, LiftbridgeChanges, change_from_json
+from liftenvelope.monitor.jetstream import JetStreamSampler
+from liftenvelope.monitor.liftbridge import LiftbridgeSampler
 from liftenvelope.rpc.address import Address
 from liftenvelope.rpc.listening import Listener
+
+if TYPE_CHECKING:
+    from liftenvelope.client import Client
+    from liftenvelope.jetstream import JetStream
 
 __all__ = [
     "JetStreamMessages",
     "LiftbridgeMessages",
     "MonitorAccess",
+    "MonitorLink",
+    "MonitorPages",
     "MonitorServer",
     "serving_monitor",
+    "taking_samples",
 ]
 
 _log: Final = logging.getLogger("liftenvelope.monitor")
@@ -49,6 +64,9 @@ _MAX_READERS: Final = 32
 _MAX_CONNECTIONS: Final = 128
 _MAX_READS: Final = 4
 _MAX_MESSAGES: Final = 50
+#: Changes under way, and the header of their key.
+_MAX_CHANGES: Final = 4
+_KEY: Final = "X-Liftenvelope-Key"
 #: Seconds without a state after which a comment shows that the connection lives; to take a state; to close.
 _QUIET: Final = 10.0
 _STUCK: Final = 30.0
@@ -57,75 +75,61 @@ _ENDING: Final = 1.0
 _REQUEST: Final = 4 * 1024
 
 
-class MonitorServer:
-    """Serves the pages of a collector.
+class MonitorPages:
+    """The pages of a collector, as an application of aiohttp.
 
     Args:
         collector: Takes the samples; it must run.
-        source: Returns the current reader of messages; None while there is no connection.
+        link: The present connection to the servers.
         access: Who may see the pages.
         where: Addresses of the servers, without a login.
         payloads: Show payloads, keys and headers.
+        changes: Allow changes on the servers.
         max_readers: Pages that may be open at once.
+        path: Path below which the application is served; empty for the root.
+
+    Attributes:
+        app: The application.
     """
 
     def __init__(
         self,
         collector: Collector,
         *,
-        source: MessageSourceHolder,
+        link: MonitorLink,
         access: MonitorAccess,
         where: str,
         payloads: bool = True,
+        changes: bool = False,
         max_readers: int = _MAX_READERS,
+        path: str = "",
     ) -> None:
         self._collector = collector
-        self._source = source
+        self._link = link
         self._where = where
         self._payloads = payloads
+        self._key = secrets.token_urlsafe(32) if changes else ""
         self._max_readers = as_count("max_readers", max_readers)
         self._readers = 0
         self._reads = asyncio.Semaphore(_MAX_READS)
+        self._changing = asyncio.Semaphore(_MAX_CHANGES)
         self._closing = asyncio.Event()
-        guard = Guard(access)
-        app = web.Application(middlewares=[guard.middleware], client_max_size=_REQUEST)
-        app.router.add_get("/", self._index)
-        app.router.add_get("/login", self._login)
-        app.router.add_post("/login", guard.log_in)
-        app.router.add_get("/static/{name}", self._file)
-        app.router.add_get("/api/about", self._about)
-        app.router.add_get("/api/events", self._events)
-        app.router.add_get("/api/messages", self._messages)
-        app.on_response_prepare.append(guard.add_headers)
-        logger = _log.getChild("requests")
-        logger.setLevel(logging.CRITICAL)  # any peer could fill the log with malformed requests
-        self._runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=_ENDING)
-        self._listener = Listener(self._protocol, tls=None, is_full=self._is_full, handshake_timeout=_STUCK)
+        self._guard = Guard(access, path)
+        self.app = web.Application(middlewares=[self._guard.middleware], client_max_size=_REQUEST)
+        self.app.router.add_get("/", self._index)
+        self.app.router.add_get("/login", self._login)
+        self.app.router.add_post("/login", self._guard.log_in)
+        self.app.router.add_get("/static/{name}", self._file)
+        self.app.router.add_get("/api/about", self._about)
+        self.app.router.add_get("/api/events", self._events)
+        self.app.router.add_get("/api/messages", self._messages)
+        self.app.router.add_post("/api/changes", self._change)
+        self.app.on_response_prepare.append(self._guard.add_headers)
+        self.app.on_shutdown.append(self._end)
 
-    async def start(self, address: Address) -> str:
-        """Start to listen; return the address, as ``host:port``.
-
-        Raises:
-            TransportError: Binding or listening failed.
-        """
-        await self._runner.setup()
-        await self._listener.start(*address)
-        return self._listener.address
-
-    async def close(self) -> None:
-        """Stop listening and end the pages that are open."""
+    async def _end(self, _: web.Application) -> None:
+        """End the streams of events."""
         self._closing.set()
-        self._listener.close()
-        await self._listener.wait_closed()
-        await self._runner.cleanup()
-
-    def _protocol(self) -> asyncio.Protocol:
-        assert self._runner.server is not None
-        return self._runner.server()
-
-    def _is_full(self, opening: int) -> bool:
-        assert self._runner.server is not None
-        return len(self._runner.server.connections) + opening >= _MAX_CONNECTIONS
 
     # Files
 
@@ -139,7 +143,8 @@ class MonitorServer:
         return _page(request.match_info["name"])
 
     async def _about(self, _: web.Request) -> web.Response:
-        return web.json_response({"where": self._where, "payloads": self._payloads})
+        found = {"where": self._where, "payloads": self._payloads, "key": self._key}
+        return web.json_response(found)
 
     # Events
 
@@ -179,7 +184,7 @@ class MonitorServer:
             query = _query(request)
         except UsageError as exc:
             return _failed(400, str(exc))
-        source = self._source.current
+        source = self._link.messages
         if source is None:
             return _failed(503, "there is no connection to the servers")
         if self._reads.locked():
@@ -191,33 +196,134 @@ class MonitorServer:
                 return _failed(502, without_secrets(exc))
         return web.json_response(messages_json(page, payloads=self._payloads))
 
+    # Changes
 
-class MessageSourceHolder:
-    """Reader of messages on the current connection.
+    async def _change(self, request: web.Request) -> web.Response:
+        if not self._key:
+            return _failed(403, "changes are not allowed: start the monitor with --allow-changes")
+        if not same(request.headers.get(_KEY, ""), self._key):
+            return _failed(403, "the page is of an earlier start of the monitor: load it again")
+        changes = self._link.changes
+        if changes is None:
+            return _failed(503, "there is no connection to the servers")
+        if self._changing.locked():
+            return _failed(503, "too many changes are under way; try again")
+        async with self._changing:
+            return await self._make(request, changes)
+
+    async def _make(self, request: web.Request, changes: Changes) -> web.Response:
+        try:
+            change = change_from_json(await request.json())
+        except UsageError as exc:
+            return _failed(400, str(exc))
+        except (ValueError, RecursionError):
+            return _failed(400, "a change must be a JSON object")
+        who = self._guard.user_of(request)
+        try:
+            done = await changes.make(change)
+        except LiftEnvelopeError as exc:
+            reason = without_secrets(exc)
+            _log.warning("%s could not %s: %s", who, change, reason, extra={"user": who})
+            return _failed(400 if isinstance(exc, UsageError) else 502, reason)
+        _log.info("%s changed the servers: %s: %s", who, change, done, extra={"user": who})
+        return web.json_response({"done": done})
+
+
+class MonitorLink:
+    """The present connection to the servers, for what pages ask for.
 
     Attributes:
-        current: The reader; None while there is no connection.
+        messages: Reads messages; None while there is no connection.
+        changes: Makes changes; None while there is no connection.
     """
 
     def __init__(self) -> None:
-        self.current: MessageSource | None = None
+        self.messages: MessageSource | None = None
+        self.changes: Changes | None = None
+
+    @contextmanager
+    def to_jetstream(self, js: JetStream) -> Iterator[JetStreamSampler]:
+        """Use JetStream while the block runs, and yield a sampler on it."""
+        with self._to(JetStreamMessages(js), JetStreamChanges(js)):
+            yield JetStreamSampler(js)
+
+    @contextmanager
+    def to_liftbridge(self, client: Client) -> Iterator[LiftbridgeSampler]:
+        """Use a client of Liftbridge while the block runs, and yield a sampler on it."""
+        with self._to(LiftbridgeMessages(client), LiftbridgeChanges(client)):
+            yield LiftbridgeSampler(client)
+
+    @contextmanager
+    def _to(self, messages: MessageSource, changes: Changes) -> Iterator[None]:
+        self.messages, self.changes = messages, changes
+        try:
+            yield
+        finally:
+            self.messages = self.changes = None
+
+
+class MonitorServer:
+    """Serves pages at an address of their own.
+
+    Args:
+        pages: The pages.
+    """
+
+    def __init__(self, pages: MonitorPages) -> None:
+        logger = _log.getChild("requests")
+        logger.setLevel(logging.CRITICAL)  # any peer could fill the log with malformed requests
+        self._runner = web.AppRunner(pages.app, access_log=None, logger=logger, shutdown_timeout=_ENDING)
+        self._listener = Listener(self._protocol, tls=None, is_full=self._is_full, handshake_timeout=_STUCK)
+
+    async def start(self, address: Address) -> str:
+        """Start to listen; return the address, as ``host:port``.
+
+        Raises:
+            TransportError: Binding or listening failed.
+        """
+        await self._runner.setup()
+        await self._listener.start(*address)
+        return self._listener.address
+
+    async def close(self) -> None:
+        """Stop listening and end the pages that are open."""
+        self._listener.close()
+        await self._listener.wait_closed()
+        await self._runner.cleanup()
+
+    def _protocol(self) -> asyncio.Protocol:
+        assert self._runner.server is not None
+        return self._runner.server()
+
+    def _is_full(self, opening: int) -> bool:
+        assert self._runner.server is not None
+        return len(self._runner.server.connections) + opening >= _MAX_CONNECTIONS
 
 
 @asynccontextmanager
-async def serving_monitor(
-    collector: Collector, server: MonitorServer, address: Address
-) -> AsyncIterator[str]:
+async def taking_samples(collector: Collector) -> AsyncIterator[None]:
+    """Take samples while the block runs. A defect of the collector ends the block."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(collector.run(), name="take samples")
+            yield
+            task.cancel()
+    except ExceptionGroup as failed:  # callers expect the error of the block
+        raise failed.exceptions[0] from None
+
+
+@asynccontextmanager
+async def serving_monitor(collector: Collector, pages: MonitorPages, address: Address) -> AsyncIterator[str]:
     """Take samples and serve the pages while the block runs; yield the address, as ``host:port``.
 
     Raises:
         TransportError: Binding or listening failed.
     """
+    server = MonitorServer(pages)
     try:
         found = await server.start(address)
-        async with asyncio.TaskGroup() as group:  # a defect of the collector ends the block
-            task = group.create_task(collector.run(), name="take samples")
+        async with taking_samples(collector):
             yield found
-            task.cancel()
     finally:
         await server.close()
 

@@ -64,12 +64,11 @@ class Checker:
 
     def _place(self, partition: int, offset: int, index: int) -> None:
         log = self._log[partition]
-        if offset <= self._newest[partition]:
-            if not self._repeats:
-                self._wrong("offsets that do not ascend", f"{partition}[{offset}]")
-            if 0 <= offset < len(log):
-                log[offset] = index
-        else:
+        if offset <= self._newest[partition] and not self._repeats:
+            self._wrong("offsets that do not ascend", f"{partition}[{offset}]")
+        if 0 <= offset < len(log):  # also above the newest, if more than one offset repeats
+            log[offset] = index
+        elif offset >= 0:
             log.extend(array("q", [_NOBODY]) * (offset - len(log)))
             log.append(index)
         self._newest[partition] = offset

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tests.faults import bulk_reads
+from tests.faults.archive_daemons import ARCHIVE_DAEMON, ARCHIVE_S3
 from tests.faults.archives import ARCHIVE
 from tests.faults.bulk_writes import BULK_PATHS
 from tests.faults.groups import GROUP
@@ -23,6 +24,8 @@ WORK: Final[dict[str, Path]] = {
     **BULK_PATHS,
     "group": GROUP,
     "archive": ARCHIVE,
+    "archive-daemon": ARCHIVE_DAEMON,
+    "archive-s3": ARCHIVE_S3,
 }
 
 

@@ -122,6 +122,9 @@ PATHS: Final[Mapping[str, PathRules]] = {
     # Its faults are its own: they come after so many bytes of the answer.
     "bulk-read": PathRules(("nats1", "gateway1", "liftbridge1"), (), 4_000),
     "archive": PathRules((*_JETSTREAM, "gateway1", "liftbridge1"), (), 50_000, ("archiver",)),
+    # Two daemons on one archive.
+    "archive-daemon": PathRules(("nats1",), (), 50_000, ("daemon1", "daemon2")),
+    "archive-s3": PathRules(("nats1",), (), 50_000, ("daemon1", "daemon2")),
 }
 
 #: Paths that need more than the tests do: they come only where they are asked for.

@@ -95,6 +95,16 @@ class TestSoundHistories:
         history.ledger.stored(2, 1)
         assert history.check_one([(0, 0), (1, 1), (1, 2)], repeats=True) == []
 
+    def test_several_offsets_that_repeat_keep_the_later_ones_in_place(self) -> None:
+        history = History(6)
+        for index, offset in enumerate((0, None, None, 1, 2, 3)):
+            if offset is None:
+                history.ledger.failed(index, LOST)
+            else:
+                history.ledger.stored(index, offset)
+        log = [(0, 0), (1, 1), (2, 2), (1, 3), (2, 4), (3, 5)]
+        assert history.check_one(log, repeats=True) == []
+
     def test_duplicates_where_they_are_allowed(self, acked: History) -> None:
         assert acked.check_one([*SOUND, (5, 1)], once=False) == []
 

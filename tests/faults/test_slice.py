@@ -27,6 +27,8 @@ RUNS: Final = [
     ("group", "nats1", 33),
     ("bulk-read", "gateway1", 10),
     ("archive", "nats1", 2),
+    ("archive-daemon", "nats1", 1),
+    ("archive-s3", "nats1", 1),
 ]
 
 

@@ -1,5 +1,6 @@
 // Consumers and groups: the lists, one consumer, and one group with its assignment.
 
+import { ChangeBar, ofConsumer } from "./changes.js";
 import { card, count, el, link, put, short, svg, tile, time, visible } from "./dom.js";
 import { Plot } from "./plot.js";
 import { Alerts, Facts } from "./streams.js";
@@ -61,8 +62,11 @@ export class ReadersPage {
 }
 
 export class ConsumerPage {
-  constructor([stream, name]) {
+  constructor([stream, name], about) {
+    this.stream = stream;
+    this.consumer = name;
     this.name = stream + "/" + name;
+    this.changes = new ChangeBar(about);
     this.sub = el("span", { class: "sub" });
     this.tiles = { lag: tile("Lag"), unprocessed: tile("Not delivered"), pending: tile("Ack pending"), redelivered: tile("Redelivered"), waiting: tile("Waiting pulls") };
     this.alerts = new Alerts(([, kind, about]) => kind === "consumer" && about === this.name);
@@ -77,7 +81,7 @@ export class ConsumerPage {
     this.pinCard.root.hidden = true;
     this.root = el("div", { class: "page" });
     const title = el("div", { class: "title" }, el("h1", {}, visible(name)), el("span", { class: "sub" }, "consumer of ", el("a", { href: link("stream", stream) }, visible(stream))), this.sub);
-    this.root.append(title, el("div", { class: "tiles" }, Object.values(this.tiles).map((one) => one.root)), this.alerts.root,
+    this.root.append(title, this.changes.root, el("div", { class: "tiles" }, Object.values(this.tiles).map((one) => one.root)), this.alerts.root,
       card("Lag", this.plot.root).root, card("Position", this.facts.root).root, this.pinCard.root);
   }
 
@@ -96,6 +100,7 @@ export class ConsumerPage {
     this.tiles.redelivered.set(short(found.redelivered));
     this.tiles.waiting.set(short(found.waiting));
     this.facts.set(found.kind, "sequence " + count(found.delivered), "sequence " + count(found.ack_floor), found.paused ? "paused" : "active");
+    this.changes.update(ofConsumer(this.stream, this.consumer, found));
     this.plot.update(state.series);
     this.pinCard.root.hidden = found.pins.length === 0;
     this.pins.update(found.pins.map(([key, client, since]) => ({ key, client, since })));
@@ -175,10 +180,20 @@ export class GroupPage {
       { title: "Lag", value: (row) => row.lag, show: (row) => count(row.lag) },
       { title: "Member", kind: "left wide", value: (row) => row.member, show: (row) => (row.member === null ? "–" : visible(row.member)) },
     ]);
+    this.history = new Table([
+      { title: "Since", kind: "name", value: (row) => row.at, show: (row) => time(row.at).slice(0, 19) },
+      { title: "Generation", value: (row) => row.generation ?? -1, show: (row) => count(row.generation) },
+      { title: "Members", value: (row) => row.members, show: (row) => count(row.members) },
+      { title: "Joined", kind: "left", value: (row) => row.joined, show: (row) => row.joined || "–" },
+      { title: "Left", kind: "left", value: (row) => row.left, show: (row) => row.left || "–" },
+      { title: "Partitions moved", kind: "wide", value: (row) => row.moved ?? -1, show: (row) => count(row.moved) },
+      { title: "Coordinator", kind: "left wide", value: (row) => row.coordinator, show: (row) => row.coordinator || "–" },
+    ], { sort: 0, empty: "No change since the monitor started." });
     this.root = el("div", { class: "page" });
     this.root.append(el("div", { class: "title" }, el("h1", {}, visible(name)), this.sub),
       el("div", { class: "tiles" }, Object.values(this.tiles).map((one) => one.root)), this.alerts.root,
-      card("Assignment", this.assignment.root).root, card("Lag", this.plot.root).root, card("Partitions", this.parts.root).root);
+      card("Assignment", this.assignment.root).root, card("Lag", this.plot.root).root, card("Partitions", this.parts.root).root,
+      card("Generations", this.history.root).root);
   }
 
   reset() { this.plot.lines.clear(); }
@@ -200,5 +215,7 @@ export class GroupPage {
     this.assignment.update(found);
     this.plot.update(state.series);
     this.parts.update(found.partitions.map(([topic, partition, member, committed, end, lag]) => ({ key: topic + "/" + String(partition).padStart(6, "0"), topic, partition, member, committed, end, lag })));
+    const names = ([shown, all]) => shown.map(visible).join(", ") + (all > shown.length ? ` and ${count(all - shown.length)} more` : "");
+    this.history.update(state.generations.map(([at, generation, members, joined, left, moved, coordinator]) => ({ key: String(at), at, generation, members, joined: names(joined), left: names(left), moved, coordinator: visible(coordinator ?? "") })));
   }
 }

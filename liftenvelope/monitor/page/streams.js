@@ -1,5 +1,6 @@
 // The list of streams, and one stream.
 
+import { ChangeBar, ofStream } from "./changes.js";
 import { age, card, count, el, link, many, put, rate, short, size, svg, tile, time, visible } from "./dom.js";
 import { Messages } from "./messages.js";
 import { Plot } from "./plot.js";
@@ -160,8 +161,9 @@ export class StreamPage {
     this.consumerCard = card("Consumers", this.consumers.root);
     this.groupCard = card("Groups", this.groups.root);
     this.messages = new Messages(name, about);
+    this.changes = new ChangeBar(about);
     this.root = el("div", { class: "page" });
-    this.root.append(el("div", { class: "title" }, el("h1", {}, visible(name)), this.sub),
+    this.root.append(el("div", { class: "title" }, el("h1", {}, visible(name)), this.sub), this.changes.root,
       el("div", { class: "tiles" }, Object.values(this.tiles).map((one) => one.root)), this.alerts.root, this.plots,
       card("Partitions", this.parts.root).root, this.consumerCard.root, this.groupCard.root, this.messages.root);
   }
@@ -192,6 +194,7 @@ export class StreamPage {
     this.lagCard.root.hidden = lags.length === 0;
     this.rates.update(state.series.filter((one) => !lags.includes(one)));
     if (lags.length) this.lags.update(lags);
+    this.changes.update(ofStream(state.head.kind, this.name, found.partitions));
     this.parts.update(found.partitions.map((one) => ({ ...one, key: String(one.number) })));
     this.consumerCard.root.hidden = state.consumers.length === 0;
     this.groupCard.root.hidden = state.groups.length === 0;

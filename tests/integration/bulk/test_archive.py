@@ -54,9 +54,9 @@ def test_what_is_archived(url: str, name: str, tmp_path: Path) -> None:
     publish(url, numbered(name, 500))
     seen: list[Progress] = []
     done = bulk.to_parquet(url, name, tmp_path / "a" / "b", progress=seen.append, envelope="columns")
-    assert [file.name for file in done.files] == [f"{name}-0-{0:020}.parquet"]
+    assert [file.name for file in done.files] == [f"{name}-0-{0:020}-{500:020}.parquet"]
     assert done.rows == 500
-    assert done.bytes == done.files[0].stat().st_size
+    assert done.bytes == (tmp_path / "a" / "b" / done.files[0].name).stat().st_size
     assert (seen[-1].done, seen[-1].total) == (500, 500)
     table = pq.read_table(done.files[0])
     expected = bulk.read(url, name, envelope="columns").read_all()
@@ -294,7 +294,9 @@ def test_what_a_killed_run_has_left_is_no_hindrance(url: str, name: str, tmp_pat
     for other in others:
         (tmp_path / other).write_bytes(b"of others")
     assert bulk.to_parquet(url, name, tmp_path).rows == 100
-    assert sorted(file.name for file in tmp_path.iterdir()) == sorted([*others, f"{name}-0-{0:020}.parquet"])
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(
+        [*others, f"{name}-0-{0:020}-{100:020}.parquet"]
+    )
 
 
 def test_where_there_are_no_locks(
@@ -373,7 +375,9 @@ def test_partitions_have_files_of_their_own(
             client.publish_many(name, [b"%d" % i for i in range(200)], partition=partition)
         done = bulk.to_parquet(client, name, tmp_path, rotate_rows=150)
         assert sorted(file.name for file in done.files) == [
-            f"{name}-{partition}-{start:020}.parquet" for partition in (0, 2) for start in (0, 150)
+            f"{name}-{partition}-{start:020}-{stop:020}.parquet"
+            for partition in (0, 2)
+            for start, stop in ((0, 150), (150, 200))
         ]
         client.publish_many(name, [b"x"] * 5, partition=1)
         assert bulk.to_parquet(address, name, tmp_path).rows == 5

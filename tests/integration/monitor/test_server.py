@@ -20,13 +20,11 @@ import liftenvelope
 from liftenvelope import new_message
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.monitor import Collector, Sampler
-from liftenvelope.monitor.jetstream import JetStreamSampler
 from liftenvelope.monitor.server import (
-    JetStreamMessages,
     LiftbridgeMessages,
-    MessageSourceHolder,
     MonitorAccess,
-    MonitorServer,
+    MonitorLink,
+    MonitorPages,
     serving_monitor,
 )
 from liftenvelope.rpc.address import Address
@@ -64,17 +62,17 @@ async def pages(
     server: NatsServer, access: MonitorAccess | None = None, **options: Any
 ) -> AsyncIterator[aiohttp.ClientSession]:
     """Serve the pages of a server, and yield a session that asks them."""
-    source = MessageSourceHolder()
+    link = MonitorLink()
 
     @asynccontextmanager
     async def connect() -> AsyncIterator[Sampler]:
         async with await nats.connect(server.url) as nc, JetStream(nc, timeout=60) as js:
-            source.current = JetStreamMessages(js)
-            yield JetStreamSampler(js)
+            with link.to_jetstream(js) as sampler:
+                yield sampler
 
     collector = Collector(connect, kind="jetstream", interval=0.05)
-    monitor = MonitorServer(
-        collector, source=source, access=access or MonitorAccess(), where="nats://servers", **options
+    monitor = MonitorPages(
+        collector, link=link, access=access or MonitorAccess(), where="nats://servers", **options
     )
     async with serving_monitor(collector, monitor, Address("127.0.0.1", 0)) as found:
         await collector.next()

@@ -137,15 +137,16 @@ def piece(number: int) -> Piece:
 
 
 class TestLocalPaths:
-    @pytest.mark.parametrize(
-        "url", ["s3://bucket/a", "gs://bucket", "file:///tmp/a", "HDFS://host/a", Path("s3://bucket/a")]
-    )
-    def test_an_archive_refuses_urls_before_it_connects(
+    @pytest.mark.parametrize("url", ["ftp://me:secret@host/a", "https://h/a", "S3://b/a", Path("s3://b/a")])
+    def test_an_archive_refuses_urls_of_other_schemes_before_it_connects(
         self, url: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(UsageError, match=r"^path must be a path of the local .*use a local path"):
+        with pytest.raises(
+            UsageError, match=r"^path must be a local path, or a str with a URL of s3, gs, "
+        ) as caught:
             bulk.to_parquet("nats://127.0.0.1:1", "ORDERS", url)
+        assert "secret" not in str(caught.value)
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("path", ["a:b", "s3", "./s3:/a", "C:/a", "a/b://c", "-", "", Path("/a:/b")])

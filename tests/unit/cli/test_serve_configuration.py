@@ -197,7 +197,7 @@ class TestOrigins:
 
     def test_every_setting_is_printed(self) -> None:
         found = checked()
-        assert sorted(found) == ["gateway", "limits", "log", "nats"]
+        assert sorted(found) == ["gateway", "limits", "log", "monitor", "nats"]
         printed = {f"{table}.{entry}" for table, entries in found.items() for entry in entries}
         assert {setting.key for setting in SETTINGS} <= printed
 
@@ -223,7 +223,7 @@ class TestFile:
             ("[log]\nxyzzy = 1", "[log] xyzzy is unknown: use one of format, level"),
             ("[limits]\nmax_call = 1", "[limits] max_call is unknown: did you mean max_calls?"),
             ("[gatway]\nreplicas = 1", "[gatway] is unknown: did you mean [gateway]?"),
-            ("[xyzzy]", "[xyzzy] is unknown: use one of [gateway], [limits], [log], [nats]"),
+            ("[xyzzy]", "[xyzzy] is unknown: use one of [gateway], [limits], [log], [monitor], [nats]"),
             ("replicas = 1", "replicas is unknown: did you mean [gateway] replicas?"),
             ("gateway = 1", "[gateway] must be a table, got an integer, 1"),
             ("[[gateway]]", "[gateway] must be a table, got an array"),

@@ -33,7 +33,8 @@ from liftenvelope.gateway._positions import bounds
 from liftenvelope.gateway._reads import OpenReads, Read
 from liftenvelope.gateway._recordings import covers
 from liftenvelope.gateway._records import PartitionRecord, StreamPhase, StreamRecord
-from liftenvelope.gateway._storage import PartitionState, parse_ns
+from liftenvelope.gateway._storage import PartitionState
+from liftenvelope.jetstream.api import parse_ns
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=120)

@@ -1,4 +1,7 @@
-"""Address of the HTTP server of ``liftenvelope serve``. The server itself is loaded only if there is one."""
+"""HTTP server of a command: health, metrics and further pages. It is loaded only if there is an address.
+
+:func:`serving_http` serves any :class:`Monitored`: a gateway, several workers, or another program.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from liftenvelope._checks import about, as_full_text, require
 from liftenvelope.errors import UsageError
+from liftenvelope.gateway._monitored import NO_PAGES, Monitored, Pages
 from liftenvelope.rpc.address import Address, parse_address
 
 if TYPE_CHECKING:
     from liftenvelope.gateway._gateway import Gateway
-    from liftenvelope.gateway._http import Monitored
 
-__all__ = ["check_http", "http_address", "monitor_of", "serving_http"]
+__all__ = ["NO_PAGES", "Monitored", "Pages", "check_http", "http_address", "monitor_of", "serving_http"]
 
 
 def http_address(http: str) -> Address:
@@ -52,7 +55,10 @@ def monitor_of(gateway: Gateway) -> Monitored:
 
 @asynccontextmanager
 async def serving_http(
-    monitor: Callable[[], Monitored], http: str | None, on_http: Callable[[str], None]
+    monitor: Callable[[], Monitored],
+    http: str | None,
+    on_http: Callable[[str], None],
+    pages: Pages = NO_PAGES,
 ) -> AsyncIterator[None]:
     """Serve health and metrics by HTTP while the block runs.
 
@@ -60,6 +66,7 @@ async def serving_http(
         monitor: Returns what tells the health and the metrics. Called only if there is an HTTP server.
         http: Address to listen on; None for no HTTP.
         on_http: Called with the address when the server listens.
+        pages: Applications to serve below further paths. They protect themselves.
 
     Raises:
         TransportError: Binding or listening failed.
@@ -69,7 +76,7 @@ async def serving_http(
         return
     from liftenvelope.gateway._http import HttpServer
 
-    server = HttpServer(monitor())
+    server = HttpServer(monitor(), pages)
     try:
         on_http(await server.start(*http_address(http)))
         yield

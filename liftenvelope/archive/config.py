@@ -1,0 +1,272 @@
+"""The file of ``liftenvelope archive --config``: TOML with one ``[[pipeline]]`` for each stream.
+
+The options of a pipeline are those of the function of :mod:`liftenvelope.bulk` that writes its target, by
+their names, so that an option of that function is a key of the file without a line here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from liftenvelope import bulk
+from liftenvelope._checks import as_choice, as_count, as_full_text, as_seconds
+from liftenvelope._secrets import without_secrets
+from liftenvelope.bulk.access import Access, find_target
+from liftenvelope.errors import LiftEnvelopeError, UsageError
+from liftenvelope.gateway.http_endpoint import check_http
+
+__all__ = ["ArchiveConfig", "PipelineConfig", "read_archive_config", "with_http"]
+
+#: Functions of bulk by the kind of the target, and the key that says where the target is.
+_TARGETS: Final[Mapping[str, tuple[str, str]]] = {
+    "parquet": ("to_parquet", "path"),
+    "iceberg": ("to_iceberg", "table"),
+    "delta": ("to_delta", "table"),
+}
+#: Arguments of those functions that are not options of a file: the daemon sets them, or TOML can't.
+_OWN: Final = {"source", "stream", "access", "progress", "on_gap", "filesystem"}
+#: Options about the stream, which stand in ``[[pipeline]]``; all others stand in ``[pipeline.target]``.
+_OF_STREAM: Final = {
+    "partitions", "start", "stop", "columns", "envelope", "on_retention", "subjects", "payload", "on_bad",
+    "dead_letter", "batch_rows", "batch_bytes",
+}  # fmt: skip
+#: Fields of Access that TOML has no value for.
+_NOT_IN_TOML: Final = {"address_map", "tls_server_name"}
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_LARGEST: Final = 1 << 20
+_MOST_PIPELINES: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineConfig:
+    """One stream and its table.
+
+    Attributes:
+        name: Name in log lines and metrics.
+        source: URLs of the servers.
+        stream: Name of the stream.
+        target: Kind of the target: ``parquet``, ``iceberg`` or ``delta``.
+        location: Path or URL of the target, or the name of its table.
+        interval: Seconds between the end of a run and the next one.
+        options: Arguments of the function that writes the target.
+        access: Connection options.
+    """
+
+    name: str
+    source: str
+    stream: str
+    target: str
+    location: str
+    interval: float
+    options: dict[str, Any] = field(default_factory=dict)
+    access: Access = field(default_factory=Access)
+
+    def write(self, progress: Callable[[bulk.Progress], None]) -> Any:
+        """Add what is new in the stream to the target; return what the function of bulk returns."""
+        function = getattr(bulk, _TARGETS[self.target][0])
+        return function(
+            self.source, self.stream, self.location, progress=progress, access=self.access, **self.options
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveConfig:
+    """Settings of the daemon.
+
+    Attributes:
+        pipelines: The pipelines.
+        http: Address for health and metrics; None for none.
+        max_active: Pipelines that may work at the same time.
+        stop_timeout: Seconds for runs to finish their files after SIGTERM.
+        retry_wait: Longest pause in seconds after a failed run.
+    """
+
+    pipelines: tuple[PipelineConfig, ...]
+    http: str | None = None
+    max_active: int = 4
+    stop_timeout: float = 30.0
+    retry_wait: float = 60.0
+
+    def shown(self) -> dict[str, Any]:
+        """Return the settings for ``--check``, without passwords."""
+        mine: dict[str, Any] = {
+            one.name: getattr(self, one.name) for one in fields(self) if one.name != "pipelines"
+        }
+        return {"archive": mine, "pipeline": [_shown(one) for one in self.pipelines]}
+
+
+def _shown(pipeline: PipelineConfig) -> dict[str, Any]:
+    place = _TARGETS[pipeline.target][1]
+    target = {"kind": pipeline.target, place: without_secrets(pipeline.location)}
+    above: dict[str, Any] = {
+        "name": pipeline.name,
+        "source": without_secrets(pipeline.source),
+        "stream": pipeline.stream,
+        "interval": pipeline.interval,
+    }
+    for name, value in pipeline.options.items():
+        (above if name in _OF_STREAM else target)[name] = value
+    return {**above, "target": target}
+
+
+def read_archive_config(path: str) -> ArchiveConfig:
+    """Read the file of ``liftenvelope archive --config``. Nothing is connected.
+
+    Raises:
+        UsageError: The file can't be read or is not TOML, a key is unknown, or a value is invalid. The text
+            names file, table, key and value.
+    """
+    shown = without_secrets(path)
+    found = _load(path, shown)
+    _check_keys(f"{shown}:", found, {"archive", "pipeline"})
+    tables = found.get("pipeline", [])
+    if not isinstance(tables, list) or not 1 <= len(tables) <= _MOST_PIPELINES:
+        raise UsageError(
+            f"{shown}: must have 1 to {_MOST_PIPELINES} tables [[pipeline]], got {_count(tables)}"
+        )
+    pipelines = tuple(_pipeline(shown, number, one) for number, one in enumerate(tables, 1))
+    for one in pipelines:
+        if sum(other.name == one.name for other in pipelines) > 1:
+            raise UsageError(f"{shown}: [[pipeline]] name must be different in each, got {one.name!r} twice")
+    return _settings(f"{shown}: [archive]", found.get("archive", {}), pipelines)
+
+
+def with_http(config: ArchiveConfig, http: str | None) -> ArchiveConfig:
+    """Return a configuration with another address for health and metrics; None leaves it.
+
+    Raises:
+        UsageError: The address is malformed.
+    """
+    check_http(http)
+    return config if http is None else replace(config, http=http)
+
+
+def _count(tables: object) -> object:
+    return len(tables) if isinstance(tables, list) else type(tables).__name__
+
+
+def _load(path: str, shown: str) -> dict[str, Any]:
+    try:
+        with Path(path).open("rb") as file:
+            raw = file.read(_LARGEST + 1)
+    except (OSError, ValueError) as exc:  # ValueError: a NUL in the path
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        raise UsageError(f"--config must be a file that can be read, got {shown!r}: {reason}") from None
+    if len(raw) > _LARGEST:
+        raise UsageError(f"{shown} must have at most {_LARGEST} bytes, got more")
+    try:
+        return tomllib.loads(raw.decode())
+    except (ValueError, RecursionError) as exc:
+        raise UsageError(f"{shown} must be TOML in UTF-8: {exc}") from exc
+
+
+def _settings(where: str, table: Any, pipelines: tuple[PipelineConfig, ...]) -> ArchiveConfig:
+    _check_table(where, table, {one.name for one in fields(ArchiveConfig)} - {"pipelines"})
+    checks: dict[str, Callable[[str, Any], Any]] = {
+        "http": as_full_text,
+        "max_active": as_count,
+        "stop_timeout": lambda name, value: as_seconds(name, value, zero=True),
+        "retry_wait": as_seconds,
+    }
+    given = {name: checks[name](f"{where} {name}", value) for name, value in table.items()}
+    try:
+        check_http(given.get("http"))
+    except LiftEnvelopeError as exc:
+        raise UsageError(f"{where} {exc}") from exc
+    return ArchiveConfig(pipelines, **given)
+
+
+def _pipeline(file: str, number: int, table: Any) -> PipelineConfig:
+    name = table.get("name", str(number)) if isinstance(table, dict) else str(number)
+    where = f"{file}: [[pipeline]] {name}:"
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        text = "must be up to 100 letters, digits, dots, underscores and hyphens"
+        raise UsageError(f"{file}: [[pipeline]] number {number}: name {text}, got {name!r:.80}")
+    _check_table(
+        where, table, {"name", "source", "source_file", "stream", "interval", "access", "target"} | _OF_STREAM
+    )
+    kind, location, options = _target(where, table.get("target"))
+    above = {key: value for key, value in table.items() if key in _OF_STREAM}
+    _check_options(where, kind, above)
+    pipeline = PipelineConfig(
+        name=name,
+        source=_source(where, table),
+        stream=as_full_text(f"{where} stream", table.get("stream", "")),
+        target=kind,
+        location=location,
+        interval=as_seconds(f"{where} interval", table.get("interval", 60.0)),
+        options={**above, **options},
+        access=_access(where, table.get("access", {})),
+    )
+    try:
+        find_target(pipeline.source, pipeline.access)
+    except LiftEnvelopeError as exc:
+        raise UsageError(f"{where} source: {without_secrets(exc)}") from None
+    return pipeline
+
+
+def _source(where: str, table: Mapping[str, Any]) -> str:
+    if ("source" in table) == ("source_file" in table):
+        raise UsageError(f"{where} must have either source or source_file, a file that holds the URL")
+    if "source" in table:
+        return as_full_text(f"{where} source", table["source"])
+    path = as_full_text(f"{where} source_file", table["source_file"])
+    try:
+        return Path(path).read_text()[:_LARGEST].strip()
+    except (OSError, ValueError) as exc:
+        raise UsageError(f"{where} source_file must be a file that can be read, got {path!r}: {exc}") from exc
+
+
+def _target(where: str, table: Any) -> tuple[str, str, dict[str, Any]]:
+    here = f"{where} [pipeline.target]"
+    if not isinstance(table, dict):
+        raise UsageError(f"{here} must be a table with kind, and path or table, got {type(table).__name__}")
+    kind = as_choice(f"{here} kind", table.get("kind", "parquet"), _TARGETS)
+    place = _TARGETS[kind][1]
+    location = as_full_text(f"{here} {place}", table.get(place, ""))
+    options = {key: value for key, value in table.items() if key not in ("kind", place)}
+    for key in options:
+        if key in _OF_STREAM:
+            raise UsageError(f"{here} {key} is unknown: it is an option of [[pipeline]]")
+    _check_options(here, kind, options)
+    return kind, location, options
+
+
+def _check_options(where: str, kind: str, options: Mapping[str, Any]) -> None:
+    function = getattr(bulk, _TARGETS[kind][0], None)
+    if function is None:
+        raise UsageError(f"{where} kind must be a target of this version, got {kind!r}: update liftenvelope")
+    known = {
+        one.name for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY
+    }
+    _check_keys(where, options, known - _OWN)
+
+
+def _access(where: str, table: Any) -> Access:
+    here = f"{where} [pipeline.access]"
+    _check_table(here, table, {one.name for one in fields(Access)} - _NOT_IN_TOML)
+    try:
+        return Access(**table)
+    except UsageError as exc:
+        raise UsageError(f"{here} {exc}") from exc
+
+
+def _check_table(where: str, table: Any, known: set[str]) -> None:
+    if not isinstance(table, dict):
+        raise UsageError(f"{where} must be a table, got {type(table).__name__}")
+    _check_keys(where, table, known)
+
+
+def _check_keys(where: str, table: Mapping[str, Any], known: set[str]) -> None:
+    for key in table:
+        if key not in known:
+            near = get_close_matches(key, known, 1)
+            advice = f"did you mean {near[0]}?" if near else f"use one of {', '.join(sorted(known))}"
+            raise UsageError(f"{where} {key} is unknown: {advice}")

@@ -1,0 +1,190 @@
+"""Delta tables. An application transaction for each partition of a stream has its next offset.
+
+delta-rs refuses a commit if a commit since the loaded version has a transaction of the same application. So
+the second of two commits from one state fails, while commits of other streams and compactions pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope.bulk.tables._columns import check_required, convert, merged_schema, table_schema
+from liftenvelope.bulk.tables._partitioning import (
+    PartitionBy,
+    add_time_columns,
+    check_columns,
+    time_parts,
+    with_time_columns,
+)
+from liftenvelope.bulk.tables._state import TableState
+from liftenvelope.bulk.tables._target import ConflictError
+from liftenvelope.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+else:
+    from liftenvelope.bulk._schema import pa
+
+__all__ = ["DeltaTarget"]
+
+_CREATED: Final = "created"
+
+
+class DeltaTarget:
+    """A Delta table.
+
+    Args:
+        path: Path or URL of the table.
+        storage_options: Options of the object store.
+        stream_id: Name of the stream in the application ids.
+        partitions: Partitioning of a new table; None for none, or for that of the table.
+        properties: Properties of a new table.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        storage_options: Mapping[str, str],
+        stream_id: str,
+        partitions: tuple[PartitionBy, ...] | None,
+        properties: Mapping[str, str],
+    ) -> None:
+        self.title = f"Delta table {path}"
+        self.version: int | None = None
+        self._path = path
+        self._storage = dict(storage_options)
+        self._prefix = f"liftenvelope/{stream_id}"
+        self._partitions = partitions
+        self._properties = dict(properties)
+        self._table: DeltaTable | None = None
+        self._schema = pa.schema([])
+        self._parts: list[PartitionBy] = []
+        self._known = TableState()
+        self._held: list[pa.RecordBatch] = []
+        self._numbers: list[int] = []
+
+    def load(self, schema: pa.Schema, partitions: list[int]) -> TableState:
+        """Load the table anew. Create it, and find the columns that it lacks. See TableTarget.
+
+        The next commit adds the columns.
+        """
+        self._numbers = partitions
+        wanted = table_schema(schema)
+        table = self._open(wanted)
+        names = table.metadata().partition_columns
+        self._check_partitions(names)
+        self._parts = time_parts(names, wanted)
+        there = pa.schema(table.schema().to_arrow())
+        self._schema = merged_schema(
+            table_schema(there, keep_ns=True), with_time_columns(wanted, self._parts)
+        )
+        required = {field.name for field in there if not field.nullable} - {one.name for one in self._parts}
+        check_required(required, schema)
+        self._table = table
+        return self._state()
+
+    def _open(self, schema: pa.Schema) -> DeltaTable:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            return DeltaTable(self._path, storage_options=self._storage or None)
+        except TableNotFoundError:
+            return self._create(schema)
+
+    def _create(self, schema: pa.Schema) -> DeltaTable:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        parts = self._partitions or ()
+        check_columns(parts, schema)
+        full = with_time_columns(schema, [one for one in parts if one.unit is not None])
+        try:
+            return DeltaTable.create(
+                self._path,
+                full,
+                partition_by=[one.name for one in parts] or None,
+                configuration=self._properties or None,
+                storage_options=self._storage or None,
+            )
+        except DeltaError as exc:
+            if DeltaTable.is_deltatable(self._path, self._storage or None):
+                raise ConflictError(f"{self.title}: another writer created it") from exc
+            raise
+
+    def _check_partitions(self, found: list[str]) -> None:
+        wanted = found if self._partitions is None else [one.name for one in self._partitions]
+        if wanted != found:
+            names = ", ".join(found) or "none"
+            raise UsageError(f"partition_by must be that of {self.title}, {names}, got {', '.join(wanted)}")
+
+    def reload(self) -> TableState:
+        """Return the state of the stream as of now."""
+        self._loaded.update_incremental()
+        return self._state()
+
+    @property
+    def _loaded(self) -> DeltaTable:
+        assert self._table is not None, "load() comes first"
+        return self._table
+
+    def _state(self) -> TableState:
+        table = self._loaded
+        self.version = table.version()
+        created = table.transaction_version(f"{self._prefix}/{_CREATED}")
+        found = {number: table.transaction_version(f"{self._prefix}/{number}") for number in self._numbers}
+        offsets = {number: offset for number, offset in found.items() if offset is not None}
+        self._known = TableState(created or 0, offsets)
+        return self._known
+
+    def stage(self, batches: list[pa.RecordBatch]) -> None:
+        """Hold rows in memory: delta-rs writes files and commits in one call, which needs the offsets."""
+        self._held += [convert(add_time_columns(batch, self._parts), self._schema) for batch in batches]
+
+    def try_commit(self, state: TableState) -> None:
+        """Append the rows in a commit with a transaction for each partition that goes on."""
+        from deltalake import CommitProperties, write_deltalake
+        from deltalake.exceptions import CommitFailedError
+
+        properties = CommitProperties(app_transactions=self._transactions(state))
+        try:
+            write_deltalake(
+                self._loaded,
+                pa.RecordBatchReader.from_batches(self._schema, self._held),
+                mode="append",
+                schema_mode="merge",
+                commit_properties=properties,
+            )
+        except CommitFailedError as exc:
+            raise ConflictError(f"{self.title}: {exc}") from exc
+        self._held = []
+        self._state()
+
+    def _transactions(self, state: TableState) -> list[Any]:
+        from deltalake import Transaction
+
+        found = [
+            Transaction(f"{self._prefix}/{number}", offset)
+            for number, offset in state.offsets.items()
+            if self._known.offsets.get(number) != offset
+        ]
+        if state.created_ns != self._known.created_ns:
+            found.append(Transaction(f"{self._prefix}/{_CREATED}", state.created_ns))
+        return found
+
+    def has_landed(self, state: TableState) -> bool:
+        """Return True if the table has exactly this state."""
+        found = self._known == state
+        if found:
+            self._held = []
+        return found
+
+    def can_commit(self) -> bool:
+        """Return True: rows in memory fit every partitioning. The commit checks the columns."""
+        return True
+
+    def discard(self) -> None:
+        """Forget the rows."""
+        self._held = []

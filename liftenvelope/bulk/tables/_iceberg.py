@@ -1,0 +1,348 @@
+"""Iceberg tables. A snapshot's summary has the offsets of the streams up to it.
+
+Snapshots of other writers, such as compactions, have no offsets: those of the nearest ancestor with offsets
+hold. If expiry has removed that ancestor, the copy in the table's properties holds, which the same commit
+wrote. A commit asserts the snapshot that its offsets were read from (``assert-ref-snapshot-id``), so the
+catalogue refuses the second of two commits from one state.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from liftenvelope.bulk.errors import TableError
+from liftenvelope.bulk.tables._columns import check_required, convert, merged_schema, table_schema
+from liftenvelope.bulk.tables._partitioning import PartitionBy, check_columns
+from liftenvelope.bulk.tables._state import TableState, dump_states, load_states
+from liftenvelope.bulk.tables._target import ConflictError
+from liftenvelope.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.partitioning import PartitionField, PartitionKey, PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
+else:
+    from liftenvelope.bulk._schema import pa
+
+__all__ = ["IcebergTarget"]
+
+#: Name of the property of snapshots, and of the table, that has the states of all streams.
+_STREAMS: Final = "liftenvelope.streams"
+#: Property of the table: sequence number of the snapshot that its copy of the states belongs to.
+_SEQUENCE: Final = "liftenvelope.sequence-number"
+#: Properties for pyiceberg's commit. A second attempt would append onto the snapshot of another writer. One
+#: retry is allowed for its first half only, the look for an own snapshot that was committed although the
+#: answer was lost: :class:`_OneCommit` refuses the second half.
+_ONE_ATTEMPT: Final = {
+    "commit.retry.num-retries": "1",
+    "commit.retry.min-wait-ms": "0",
+    "commit.retry.total-timeout-ms": "3600000",
+}
+
+
+class _OneCommit:
+    """A catalogue that takes one commit. Everything else goes to the catalogue itself."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._is_used = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._catalog, name)
+
+    def commit_table(self, *args: Any) -> Any:
+        if self._is_used:
+            raise ConflictError("another commit came first")
+        self._is_used = True
+        return self._catalog.commit_table(*args)
+
+
+class IcebergTarget:
+    """A table in a pyiceberg catalogue.
+
+    Args:
+        catalog: The catalogue.
+        name: Name of the table with its namespace.
+        stream_id: Name of the stream in the table's state.
+        partitions: Partitioning of a new table; None for none, or for that of the table.
+        properties: Properties of a new table.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        name: str,
+        stream_id: str,
+        partitions: tuple[PartitionBy, ...] | None,
+        properties: Mapping[str, str],
+    ) -> None:
+        self.title = f"Iceberg table {name}"
+        self.version: int | None = None
+        self._catalog = catalog
+        self._name = name
+        self._stream_id = stream_id
+        self._partitions = partitions
+        self._properties = properties
+        self._table: Table | None = None
+        self._schema = pa.schema([])
+        self._files: list[DataFile] = []
+        self._snapshot_id: int | None = None
+
+    def load(self, schema: pa.Schema, partitions: list[int]) -> TableState:  # noqa: ARG002
+        """Load the table anew. Create it, and add the columns that it lacks. See TableTarget."""
+        from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+
+        wanted = table_schema(schema)
+        try:
+            table = self._catalog.load_table(self._name)
+        except NoSuchTableError:
+            table = self._create(wanted)
+        self._check_partitions(table)
+        there = _arrow_schema(table)
+        self._schema = merged_schema(there, wanted)
+        check_required([one.name for one in table.schema().fields if one.required], schema)
+        if self._schema != there:
+            try:
+                with table.update_schema() as update:
+                    update.union_by_name(self._schema)
+            except CommitFailedException as exc:
+                raise ConflictError(f"{self.title}: another writer changed the columns") from exc
+        self._table = table
+        return self._state()
+
+    def _create(self, schema: pa.Schema) -> Table:
+        from pyiceberg.exceptions import NamespaceAlreadyExistsError, TableAlreadyExistsError
+
+        check_columns(self._partitions or (), schema)
+        try:
+            self._catalog.create_namespace_if_not_exists(self._catalog.namespace_from(self._name))
+            table = self._catalog.create_table_transaction(
+                self._name, schema, properties=dict(self._properties)
+            )
+            with table as creation, creation.update_spec() as spec:
+                for one in self._partitions or ():
+                    spec.add_field(one.column, _transform(one), one.name)
+        except (NamespaceAlreadyExistsError, TableAlreadyExistsError) as exc:
+            raise ConflictError(f"{self.title}: another writer created it") from exc
+        return self._catalog.load_table(self._name)
+
+    def _check_partitions(self, table: Table) -> None:
+        if self._partitions is None:
+            return
+        schema = table.schema()
+        wanted = [(one.column, str(_transform(one))) for one in self._partitions]
+        found = [(schema.find_column_name(one.source_id), str(one.transform)) for one in table.spec().fields]
+        if wanted != found:
+            names = ", ".join(f"{transform}({column})" for column, transform in found) or "none"
+            given = ", ".join(map(str, self._partitions)) or "none"
+            raise UsageError(f"partition_by must be that of {self.title}, {names}, got {given}")
+
+    def reload(self) -> TableState:
+        """Return the state of the stream as of now."""
+        self._table = self._catalog.load_table(self._name)
+        return self._state()
+
+    def _state(self) -> TableState:
+        table = self._loaded
+        snapshot = table.metadata.current_snapshot()
+        self.version = None if snapshot is None else snapshot.snapshot_id
+        return _states(table.metadata, self.title).get(self._stream_id, TableState())
+
+    @property
+    def _loaded(self) -> Table:
+        assert self._table is not None, "load() comes first"
+        return self._table
+
+    def stage(self, batches: list[pa.RecordBatch]) -> None:
+        """Write rows into data files, which no reader sees before the commit."""
+        from pyiceberg.io.pyarrow import write_file
+        from pyiceberg.table import WriteTask
+
+        table = self._loaded
+        rows = pa.Table.from_batches([convert(batch, self._schema) for batch in batches])
+        write = uuid.uuid4()
+        tasks = (
+            WriteTask(write, number, table.schema(), part.to_batches(), partition_key=key)
+            for number, (key, part) in enumerate(_parts(rows, table.spec(), table.schema()))
+        )
+        self._files += write_file(table.io, table.metadata, tasks)
+
+    def try_commit(self, state: TableState) -> None:
+        """Append the data files in a snapshot that has the state, onto the loaded one."""
+        from pyiceberg.table import Table
+
+        base = self._loaded
+        self._snapshot_id = None
+        states = dump_states({**_states(base.metadata, self.title), self._stream_id: state})
+        metadata = base.metadata.model_copy(
+            update={"properties": {**base.metadata.properties, **_ONE_ATTEMPT}}
+        )
+        once = cast("Catalog", _OneCommit(self._catalog))
+        table = Table(base.name(), metadata, base.metadata_location, base.io, once, base.config)
+        sequence = str(_last_sequence(base.metadata) + 1)
+        self._append(table, states, sequence)
+        self._table = Table(
+            table.name(), table.metadata, table.metadata_location, table.io, self._catalog, base.config
+        )
+        self.version = self._snapshot_id
+        self._files = []
+
+    def _append(self, table: Table, states: str, sequence: str) -> None:
+        from pyiceberg.exceptions import CommitFailedException
+
+        merges = table.properties.get("commit.manifest-merge.enabled", "false").lower() == "true"
+        try:
+            with table.transaction() as change:
+                change.set_properties({_STREAMS: states, _SEQUENCE: sequence})
+                update = change.update_snapshot(snapshot_properties={_STREAMS: states})
+                with update.merge_append() if merges else update.fast_append() as append:
+                    self._snapshot_id = append.snapshot_id
+                    for file in self._files:
+                        append.append_data_file(file)
+        except CommitFailedException as exc:
+            raise ConflictError(f"{self.title}: {exc}") from exc
+
+    def has_landed(self, state: TableState) -> bool:  # noqa: ARG002 - the snapshot tells
+        """Return True if the snapshot of the last attempt is in the table."""
+        found = self._snapshot_id is not None and self._loaded.snapshot_by_id(self._snapshot_id) is not None
+        if found:
+            self._files = []
+        return found
+
+    def can_commit(self) -> bool:
+        """Return True if the data files have the current partitioning."""
+        return all(file.spec_id == self._loaded.spec().spec_id for file in self._files)
+
+    def discard(self) -> None:
+        """Forget the data files. Readers never see them."""
+        self._files = []
+
+
+def _arrow_schema(table: Table) -> pa.Schema:
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    return table_schema(schema_to_pyarrow(table.schema(), include_field_ids=False), keep_ns=True)
+
+
+def _transform(one: PartitionBy) -> Any:
+    from pyiceberg.transforms import DayTransform, HourTransform, IdentityTransform, MonthTransform
+
+    found = {"hour": HourTransform, "day": DayTransform, "month": MonthTransform, None: IdentityTransform}
+    return found[one.unit]()
+
+
+def _parts(
+    rows: pa.Table, spec: PartitionSpec, schema: Schema
+) -> Iterator[tuple[PartitionKey | None, pa.Table]]:
+    """Yield the rows of each partition with its key."""
+    from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
+
+    if spec.is_unpartitioned():
+        yield None, rows
+        return
+    names = [f"partition {number}" for number in range(len(spec.fields))]  # no column of a stream or table
+    keyed = rows
+    for name, field in zip(names, spec.fields, strict=True):
+        column = rows.column(str(schema.find_column_name(field.source_id)))
+        keyed = keyed.append_column(name, _partition_keys(column, field, schema))
+    for values in keyed.select(names).group_by(names).aggregate([]).to_pylist():
+        found = [
+            PartitionFieldValue(field, _partition_value(values[name], field, schema))
+            for field, name in zip(spec.fields, names, strict=True)
+        ]
+        chosen = keyed.filter(_matches(values)).drop_columns(names)
+        yield PartitionKey(found, spec, schema), chosen.combine_chunks()
+
+
+def _time_unit(field: PartitionField, schema: Schema) -> str | None:
+    """Return the unit of a partition by time; None for other partitions."""
+    name = str(field.transform)
+    is_time = str(schema.find_type(field.source_id)).startswith("timestamp")
+    return name if is_time and name in ("hour", "day", "month", "year") else None
+
+
+def _partition_keys(column: Any, field: PartitionField, schema: Schema) -> Any:
+    """Return values that differ where the partitions of rows differ.
+
+    pyiceberg transforms columns of times with a package that it does not depend on. It transforms single
+    values without that package, so the rows are grouped by the start of the unit of time first.
+    """
+    import pyarrow.compute as pc
+
+    unit = _time_unit(field, schema)
+    if unit is not None:
+        return pc.floor_temporal(column, unit=unit).cast(pa.int64())
+    return field.transform.pyarrow_transform(schema.find_type(field.source_id))(column)
+
+
+def _partition_value(key: Any, field: PartitionField, schema: Schema) -> Any:
+    if _time_unit(field, schema) is None:
+        return key
+    return field.transform.transform(schema.find_type(field.source_id))(key)
+
+
+def _matches(values: Mapping[str, Any]) -> Any:
+    """Return the condition that columns have these values, null included."""
+    from functools import reduce
+    from operator import and_
+
+    import pyarrow.compute as pc
+
+    return reduce(
+        and_,
+        (
+            pc.field(name).is_null() if one is None else pc.field(name) == pc.scalar(one)
+            for name, one in values.items()
+        ),
+    )
+
+
+def _last_sequence(metadata: TableMetadata) -> int:
+    """Return the last sequence number of a table; 0 for format version 1, which has none."""
+    found: int = getattr(metadata, "last_sequence_number", 0)
+    return found
+
+
+def _states(metadata: TableMetadata, title: str) -> dict[str, TableState]:
+    """Return the states of all streams as of the current snapshot of a table.
+
+    Raises:
+        TableError: The states are lost.
+    """
+    snapshots = {one.snapshot_id: one for one in metadata.snapshots}
+    at = metadata.current_snapshot()
+    while at is not None:
+        summary = at.summary
+        if summary is not None and (text := summary.additional_properties.get(_STREAMS)) is not None:
+            return load_states(text)
+        if at.parent_snapshot_id is None:
+            return {}
+        older = snapshots.get(at.parent_snapshot_id)
+        if older is None:
+            return _copied_states(metadata, at.sequence_number or 0, title)
+        at = older
+    return {}
+
+
+def _copied_states(metadata: TableMetadata, oldest: int, title: str) -> dict[str, TableState]:
+    """Return the copy of the states in the table's properties, where expiry has removed their snapshot.
+
+    The copy holds if its snapshot is older than the oldest one known of the current branch. Otherwise, the
+    table was rolled back to a snapshot before it.
+    """
+    text = metadata.properties.get(_STREAMS)
+    if text is None:  # nothing of this package was ever committed
+        return {}
+    sequence = metadata.properties.get(_SEQUENCE, "")
+    if sequence.isdecimal() and 0 < int(sequence) < oldest:
+        return load_states(text)
+    raise TableError(
+        f"{title} must have the offsets of its streams, and lost them: it was rolled back to a snapshot "
+        f"before them, and older snapshots are expired. Set a stream_id and a start to write on"
+    )

@@ -1,0 +1,85 @@
+"""State of a stream in a table: creation time of the stream and next offset by partition. No I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from liftenvelope.bulk.errors import StreamRecreatedError, TableError
+from liftenvelope.jetstream.api import natural
+
+__all__ = ["TableState", "check_incarnation", "dump_states", "load_states"]
+
+#: Streams that one table may have state of: every commit carries the state of all of them.
+_MOST_STREAMS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """Part of a stream that a table has.
+
+    Attributes:
+        created_ns: Creation time of the stream in ns since 1970; 0 if unknown.
+        offsets: Next offset to read, by partition. A partition without messages in the table is missing.
+    """
+
+    created_ns: int = 0
+    offsets: Mapping[int, int] = field(default_factory=dict)
+
+    def advanced(self, created_ns: int, offsets: Mapping[int, int]) -> TableState:
+        """Return the state after a commit up to these offsets."""
+        return TableState(created_ns or self.created_ns, {**self.offsets, **offsets})
+
+
+def check_incarnation(stream: str, state: TableState, created_ns: int) -> None:
+    """Check that the stream is the one whose offsets the table has.
+
+    Raises:
+        StreamRecreatedError: The stream was created after these offsets were committed.
+    """
+    if created_ns and state.created_ns and created_ns != state.created_ns:
+        text = (
+            f"{stream} must be the stream that the table knows, created at {state.created_ns} ns, got one "
+            f"created at {created_ns} ns: write it into another table, or with another stream_id"
+        )
+        raise StreamRecreatedError(text, stream, state.created_ns, created_ns)
+
+
+def dump_states(states: Mapping[str, TableState]) -> str:
+    """Encode the states of all streams of a table as JSON, by stream id.
+
+    Raises:
+        TableError: The table has too many streams.
+    """
+    if len(states) > _MOST_STREAMS:
+        raise TableError(
+            f"a table must have at most {_MOST_STREAMS} streams, got {len(states)}: use another table"
+        )
+    found = {
+        name: {"created": state.created_ns, "next": {str(key): state.offsets[key] for key in state.offsets}}
+        for name, state in states.items()
+    }
+    return json.dumps(found, separators=(",", ":"), sort_keys=True)
+
+
+def load_states(text: str) -> dict[str, TableState]:
+    """Decode the states of all streams of a table.
+
+    Raises:
+        TableError: The text is not one of :func:`dump_states`.
+    """
+    try:
+        found: dict[str, Any] = json.loads(text)
+        return {name: _load_state(value) for name, value in found.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
+        shown = f"the offsets in the table must be JSON of this package, got {text!r:.200}"
+        raise TableError(f"{shown}: write the stream with another stream_id") from exc
+
+
+def _load_state(value: Any) -> TableState:
+    return TableState(
+        natural(value["created"]),
+        {natural(int(key)): natural(offset) for key, offset in value["next"].items()},
+    )

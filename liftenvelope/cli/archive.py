@@ -1,0 +1,66 @@
+"""``liftenvelope archive``: keeps archives of many streams up to date."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import click
+
+from liftenvelope.cli._logging import start_logging
+from liftenvelope.cli._settings import LEVELS
+from liftenvelope.cli._terminal import shown
+from liftenvelope.errors import LiftEnvelopeError, UsageError
+
+__all__ = ["archive"]
+
+
+@click.command()
+@click.option("--config", required=True, metavar="FILE", help="TOML file: docs/archiving.md lists its keys.")
+@click.option("--once", is_flag=True, help="Run each pipeline once. Exit status 1 if one of them failed.")
+@click.option("--check", is_flag=True, help="Validate the file, print it as JSON, and exit with 0 or 2.")
+@click.option(
+    "--http", metavar="HOST:PORT", help="Address for /healthz, /readyz and /metrics, instead of the file's."
+)
+@click.option(
+    "--log-level", type=click.Choice(list(LEVELS)), default="info", show_default=True, help="Log level."
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Lines of text, or one JSON object per line, on standard error.",
+)
+def archive(config: str, once: bool, check: bool, http: str | None, log_level: str, log_format: str) -> None:
+    """Write streams into tables, each message once, until SIGTERM.
+
+    On SIGTERM or Ctrl-C, runs under way finish their files; a second signal ends the program at once.
+    """
+    start_logging(log_level, log_format, "warn")
+    try:
+        from liftenvelope.archive import read_archive_config
+        from liftenvelope.archive.config import with_http
+
+        found = with_http(read_archive_config(config), http)
+        if check:
+            click.echo(json.dumps(found.shown(), indent=2, default=str))
+            return
+        succeeded = asyncio.run(_run(found, once=once))
+    except UsageError as exc:
+        raise click.UsageError(shown(str(exc))) from exc
+    except LiftEnvelopeError as exc:
+        raise click.ClickException(shown(str(exc))) from exc
+    if not succeeded:
+        sys.exit(1)
+
+
+async def _run(found: object, *, once: bool) -> bool:
+    from liftenvelope.archive import ArchiveConfig, ArchiveDaemon
+
+    assert isinstance(found, ArchiveConfig)
+    daemon = ArchiveDaemon(
+        found, lambda address: click.echo(f"serving health and metrics on http://{address}")
+    )
+    return await daemon.run(once=once)

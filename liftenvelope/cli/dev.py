@@ -1,0 +1,215 @@
+"""``liftenvelope dev``: NATS, a gateway, the monitor and demo traffic in one command."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from liftenvelope._checks import require
+from liftenvelope.cli._servers import json_option
+from liftenvelope.cli._terminal import echo_json, shown
+from liftenvelope.errors import LiftEnvelopeError, UsageError
+
+if TYPE_CHECKING:
+    from liftenvelope.client import Client
+    from liftenvelope.monitor import Sampler
+    from liftenvelope.monitor.server import MessageSourceHolder
+
+__all__ = ["dev"]
+
+#: Stream, partitions and consumer group of the demo traffic.
+_STREAM: Final = "sensors"
+_PARTITIONS: Final = 2
+_GROUP: Final = "dashboard"
+_SENSORS: Final = ("kitchen", "hall", "cellar", "attic")
+#: Messages that each partition keeps.
+_KEPT: Final = 100_000
+#: Seconds between two samples of the monitor; after a failed publish or read; to finish open calls.
+_INTERVAL: Final = 1.0
+_PAUSE: Final = 1.0
+_DRAIN: Final = 2.0
+
+
+@click.command()
+@click.option(
+    "--nats-port",
+    type=click.IntRange(0, 65535),
+    default=4222,
+    show_default=True,
+    help="Port of NATS, on the loopback interface; 0 for a free one.",
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:9292",
+    show_default=True,
+    help="Address of the gateway.",
+)
+@click.option(
+    "--http",
+    metavar="HOST:PORT",
+    default="127.0.0.1:8040",
+    show_default=True,
+    help="Address of the monitor; a loopback address, because the page has no login.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, 1_000),
+    default=20.0,
+    show_default=True,
+    help=f"Messages per second to publish on {_STREAM!r}; 0 for no traffic.",
+)
+@click.option(
+    "--data-dir", metavar="DIR", help="Folder that keeps the streams.  [default: a temporary folder]"
+)
+@json_option
+def dev(nats_port: int, listen: str, http: str, rate: float, data_dir: str | None, as_json: bool) -> None:
+    """Start NATS, a gateway, the monitor and demo traffic for development, until Ctrl-C.
+
+    Port 0 takes any free port. The streams end with the command, unless --data-dir is given.
+    """
+    try:
+        require("aiohttp", "monitor")
+        with _folder(data_dir) as folder:
+            asyncio.run(_run(nats_port, listen, http, rate, folder, as_json))
+    except UsageError as exc:
+        raise click.UsageError(str(exc)) from exc
+    except LiftEnvelopeError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+@contextmanager
+def _folder(given: str | None) -> Iterator[str]:
+    if given is not None:
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="liftenvelope-dev-") as folder:
+        yield folder
+
+
+async def _run(nats_port: int, listen: str, http: str, rate: float, folder: str, as_json: bool) -> None:
+    from liftenvelope.gateway.embedded import BUFFERED
+    from liftenvelope.gateway.serving import Serving, running_gateway, stopped_by_signals
+    from liftenvelope.rpc.address import parse_address
+    from liftenvelope.testing import run_nats_server
+
+    own = parse_address(listen, any_port=True)
+    settings = {"jetstream": {"store_dir": folder, **BUFFERED}}
+    with stopped_by_signals() as stop:
+        async with run_nats_server(port=nats_port or None, config=settings) as nats:
+            serving = Serving(nats_url=nats.url, gateway={"host": own.host, "port": own.port}, drain=_DRAIN)
+            async with (
+                running_gateway(serving) as (gateway, _),
+                _monitor(gateway.address, http) as page,
+                _traffic(nats.url, gateway.address, rate),
+            ):
+                _tell(nats.url, gateway.address, page, rate, as_json)
+                await stop.wait()
+
+
+@asynccontextmanager
+async def _monitor(gateway: str, http: str) -> AsyncIterator[str]:
+    """Serve the monitor of the gateway while the block runs; yield the URL of its page."""
+    from liftenvelope.monitor import Collector
+    from liftenvelope.monitor.server import (
+        MessageSourceHolder,
+        MonitorAccess,
+        MonitorServer,
+        serving_monitor,
+    )
+    from liftenvelope.rpc.address import parse_address
+
+    address = parse_address(http, any_port=True)
+    access = MonitorAccess()
+    access.check(address.host)
+    source = MessageSourceHolder()
+    collector = Collector(lambda: _sampler(gateway, source), kind="liftbridge", interval=_INTERVAL)
+    server = MonitorServer(collector, source=source, access=access, where=f"liftbridge://{gateway}")
+    async with serving_monitor(collector, server, address) as found:
+        yield f"http://{found}/"
+
+
+@asynccontextmanager
+async def _sampler(gateway: str, source: MessageSourceHolder) -> AsyncIterator[Sampler]:
+    from liftenvelope.client import connect
+    from liftenvelope.monitor.liftbridge import LiftbridgeSampler
+    from liftenvelope.monitor.server import LiftbridgeMessages
+
+    async with connect(gateway) as client:
+        source.current = LiftbridgeMessages(client)
+        try:
+            yield LiftbridgeSampler(client)
+        finally:
+            source.current = None
+
+
+@asynccontextmanager
+async def _traffic(nats_url: str, gateway: str, rate: float) -> AsyncIterator[None]:
+    """Publish readings of sensors over NATS, and read them as a group, while the block runs."""
+    from liftenvelope.client import connect
+    from liftenvelope.errors import StreamExistsError
+
+    if not rate:
+        yield
+        return
+    async with connect(gateway) as client:
+        with suppress(StreamExistsError):  # kept by --data-dir
+            await client.create_stream(_STREAM, _STREAM, partitions=_PARTITIONS, retention_max_messages=_KEPT)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_publish(nats_url, rate)), group.create_task(_read(client))]
+            yield
+            for task in tasks:
+                task.cancel()
+
+
+async def _publish(nats_url: str, rate: float) -> None:
+    import nats
+
+    from liftenvelope.nats import AckInbox, EnvelopePublisher
+
+    async with await nats.connect(nats_url) as nc, AckInbox(nc) as inbox:
+        publisher = EnvelopePublisher(nc, _STREAM, inbox=inbox, partitions=_PARTITIONS)
+        degrees = dict.fromkeys(_SENSORS, 20.0)
+        while True:
+            sensor = random.choice(_SENSORS)
+            degrees[sensor] += random.uniform(-0.3, 0.3)
+            try:
+                await publisher.publish(
+                    b"%.2f" % degrees[sensor], key=sensor.encode(), headers={"unit": b"C"}
+                )
+            except LiftEnvelopeError as exc:
+                await _note("publish", exc)
+            await asyncio.sleep(1 / rate)
+
+
+async def _read(client: Client) -> None:
+    while True:
+        try:
+            async with client.consumer(_GROUP, [_STREAM], auto_offset="earliest") as consumer:
+                async for _ in consumer:
+                    pass
+        except LiftEnvelopeError as exc:
+            await _note("read", exc)
+
+
+async def _note(what: str, exc: LiftEnvelopeError) -> None:
+    """Tell of a failure of the traffic, which goes on after a pause."""
+    click.echo(shown(f"Note: the demo traffic failed to {what}, trying again: {exc}"), err=True)
+    await asyncio.sleep(_PAUSE)
+
+
+def _tell(nats: str, gateway: str, page: str, rate: float, as_json: bool) -> None:
+    facts = {"nats": nats, "gateway": f"liftbridge://{gateway}", "monitor": page}
+    if as_json:
+        echo_json(facts)
+        return
+    for name, url in facts.items():
+        click.echo(f"{name:8} {url}")
+    traffic = f"publishing {rate:g} readings per second on {_STREAM!r}" if rate else "no traffic"
+    click.echo(f"{traffic}; Ctrl-C stops all")

@@ -1,0 +1,265 @@
+"""Bulk reads of some subjects, on a real server, beside a filter of everything that was published."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nats.js import JetStreamContext
+
+import liftenvelope
+from liftenvelope import bulk
+from liftenvelope.bulk import Access, Gap, Progress, RetentionError
+from liftenvelope.bulk._jetstream_read import ConsumerRead
+from liftenvelope.bulk._jetstream_requests import consumer_request
+from liftenvelope.errors import UsageError
+from liftenvelope.testing import FaultProxy, LiftbridgeCluster, NatsServer
+from tests.integration.bulk_streams import (
+    BulkThreads,
+    jetstream,
+    make_stream,
+    offsets,
+    publish,
+    wait_for,
+    with_jetstream,
+)
+
+WORDS = ["a", "b", "ü", "$c"]
+COUNT = 600
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with jetstream() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def tree(server: NatsServer) -> list[str]:
+    """The subjects of the messages of stream TREE, which allows direct requests."""
+    choose = random.Random(7)
+    subjects = [
+        ".".join(["TREE", *(choose.choice(WORDS) for _ in range(choose.randint(1, 4)))]) for _ in range(COUNT)
+    ]
+    make_stream(server.url, "TREE", allow_direct=True)
+    publish(server.url, [(subject, b"%d" % at, None) for at, subject in enumerate(subjects)])
+    return subjects
+
+
+@contextmanager
+def filtered_by(who: str) -> Iterator[None]:
+    """Have all reads filtered by the server, or all by the reader."""
+    with patch("liftenvelope.bulk._filter_choice.server_pays", lambda *_: who == "server"):
+        yield
+
+
+def matches(pattern: str, subject: str) -> bool:
+    wanted, words = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        wanted, words = wanted[:-1], words[: len(wanted) - 1] if len(words) >= len(wanted) else []
+        if not words and wanted:
+            return False
+    return len(wanted) == len(words) and all(w in ("*", word) for w, word in zip(wanted, words, strict=True))
+
+
+@st.composite
+def patterns(draw: st.DrawFn) -> str:
+    tokens = ["TREE", *draw(st.lists(st.sampled_from(["*", *WORDS, "none"]), min_size=1, max_size=4))]
+    return ".".join([*tokens[:-1], ">"] if draw(st.booleans()) else tokens)
+
+
+@settings(max_examples=25)
+@given(
+    wanted=st.lists(patterns(), min_size=1, max_size=5),
+    start=st.integers(0, COUNT),
+    length=st.integers(0, COUNT),
+    who=st.sampled_from(["server", "reader", "direct"]),
+    parallel=st.sampled_from([None, 2]),
+)
+def test_read_and_count_return_exactly_the_messages_that_match(
+    server: NatsServer, tree: list[str], wanted: list[str], start: int, length: int, who: str, parallel: Any
+) -> None:
+    stop = min(start + length, COUNT)
+    expected = [at for at in range(start, stop) if any(matches(one, tree[at]) for one in wanted)]
+    seen: list[Progress] = []
+    options: dict[str, Any] = {"subjects": wanted, "start": start, "stop": stop}
+    with filtered_by(who):
+        table = bulk.read(
+            server.url,
+            "TREE",
+            **options,
+            columns=["value", "offset"],
+            parallel=parallel,
+            via="direct" if who == "direct" else "auto",
+            progress=seen.append,
+        ).read_all()
+    rows = sorted(zip(offsets(table), table["value"].to_pylist(), strict=True))
+    assert rows == [(at, b"%d" % at) for at in expected]
+    assert bulk.count(server.url, "TREE", **options) == len(expected)
+    if stop > start:
+        assert (seen[-1].rows, seen[-1].done, seen[-1].total) == (len(expected), stop - start, stop - start)
+
+
+def test_server_gets_the_filter_only_if_that_pays(server: NatsServer) -> None:
+    make_stream(server.url, "CHOICE")
+    subjects = ["CHOICE.rare"] * 10 + [f"CHOICE.{at % 5}" for at in range(490)]
+    publish(server.url, [(subject, b"", None) for subject in subjects])
+
+    def choice(*wanted: str, on_gap: Callable[[Gap], object] | None = None, **access: Any) -> object:
+        asked: list[dict[str, Any]] = []
+
+        def request(*args: Any, **options: Any) -> dict[str, Any]:
+            asked.append(consumer_request(*args, **options)["config"])
+            return consumer_request(*args, **options)
+
+        with patch("liftenvelope.bulk._jetstream_requests.consumer_request", request):
+            reader = bulk.read(server.url, "CHOICE", subjects=wanted, on_gap=on_gap, access=Access(**access))
+            found = offsets(reader.read_all())
+        assert found == [
+            at for at, subject in enumerate(subjects) if any(matches(w, subject) for w in wanted)
+        ]
+        return (*asked[0].get("filter_subjects", ()), *filter(None, [asked[0].get("filter_subject")]))
+
+    assert choice("CHOICE.rare") == ("CHOICE.rare",)
+    assert choice("CHOICE.rare", "CHOICE.none") == ("CHOICE.none", "CHOICE.rare")
+    assert choice("CHOICE.none") == ("CHOICE.none",)
+    # Everything, most, more filters than a consumer should get, more subjects than the limit, gaps wanted.
+    assert choice(">") == choice("CHOICE.*") == choice("CHOICE.rare", "CHOICE.*") == ()
+    assert choice("CHOICE.1", "CHOICE.2", "CHOICE.3") == ()
+    assert choice("CHOICE.rare", *(f"CHOICE.no.{at}" for at in range(100))) == ()
+    assert choice("CHOICE.rare", "CHOICE.0", max_subjects=1) == ()
+    assert choice("CHOICE.r*", "CHOICE.*", max_subjects=2) == ()
+    assert choice("CHOICE.rare", on_gap=lambda _: None) == ()
+
+
+def test_gaps_of_a_filtered_read_are_offsets_without_any_message(server: NatsServer) -> None:
+    make_stream(server.url, "GAPS")
+    publish(server.url, [(f"GAPS.{at % 2}", b"", None) for at in range(20)])
+
+    async def delete(js: JetStreamContext) -> None:
+        for sequence in (5, 6, 20):
+            await js.delete_msg("GAPS", sequence)
+
+    with_jetstream(server.url, delete)
+    gaps: list[Gap] = []
+    table = bulk.read(server.url, "GAPS", subjects="GAPS.0", on_gap=gaps.append).read_all()
+    assert offsets(table) == [0, 2, 6, 8, 10, 12, 14, 16, 18]
+    assert gaps == [Gap(0, 4, 6), Gap(0, 19, 20)]
+
+
+@pytest.mark.parametrize("who", ["server", "reader"])
+def test_filtered_read_resumes_exactly_after_a_lost_connection(server: NatsServer, who: str) -> None:
+    name, count = f"LOST{who}", 3_000
+    make_stream(server.url, name)
+    publish(server.url, [(f"{name}.{at % 7}", b"x" * 900, None) for at in range(count)])
+    with FaultProxy(server.url) as proxy, filtered_by(who):
+        reader = bulk.read(
+            f"nats://{proxy.address}", name, subjects=[f"{name}.2", f"{name}.3"], batch_rows=40
+        )
+        found = offsets(pa.Table.from_batches([reader.read_next_batch()]))
+        proxy.cut()
+        found += offsets(reader.read_all())
+    assert found == [at for at in range(count) if at % 7 in (2, 3)]
+
+
+def test_retention_of_other_subjects_is_no_loss_of_a_filtered_read(server: NatsServer) -> None:
+    """Messages before the first that matches are gone before the read has passed them."""
+    make_stream(server.url, "KEEP")
+    publish(
+        server.url, [("KEEP.wanted" if at in (600, 900) else "KEEP.other", b"", None) for at in range(1_000)]
+    )
+    _purge_while_reading(server, "KEEP", 500)
+
+
+def test_retention_of_a_matching_message_fails_a_filtered_read(server: NatsServer) -> None:
+    make_stream(server.url, "GONE")
+    publish(
+        server.url,
+        [("GONE.wanted" if at in (300, 900) else "GONE.other", b"", None) for at in range(1_000)],
+    )
+    with pytest.raises(RetentionError, match=r"GONE\[0\]: message 0 is gone, the oldest is 500"):
+        _purge_while_reading(server, "GONE", 500)
+
+
+def _purge_while_reading(server: NatsServer, name: str, oldest: int) -> None:
+    """Read messages, some of which are purged after the consumer was made and before its first pull."""
+    pull = ConsumerRead._pull
+    purged = []
+
+    async def purge(js: JetStreamContext) -> None:
+        await js.purge_stream(name, seq=oldest + 1)
+        purged.append(name)
+
+    def purge_first(read: ConsumerRead, link: Any) -> None:
+        if not purged:
+            with_jetstream(server.url, purge)
+        pull(read, link)
+
+    with filtered_by("server"), patch.object(ConsumerRead, "_pull", purge_first):
+        bulk.read(server.url, name, subjects=f"{name}.wanted").read_all()
+
+
+@pytest.mark.parametrize("who", ["server", "reader"])
+def test_tail_follows_the_subjects_that_match(server: NatsServer, who: str) -> None:
+    name = f"TAIL{who}"
+    make_stream(server.url, name)
+    publish(server.url, [(f"{name}.old", b"", None)])
+    threads = BulkThreads()
+    with filtered_by(who):
+        reader = bulk.tail(server.url, name, subjects=f"{name}.*.new", batch_seconds=0.05)
+    publish(server.url, [(f"{name}.{at}.{kind}", b"", None) for at in range(50) for kind in ("new", "old")])
+    found: list[int] = []
+    while len(found) < 50:
+        found += reader.read_next_batch()["offset"].to_pylist()
+    assert found == list(range(1, 101, 2))
+    del reader
+    threads.wait_until_gone()
+
+
+def test_quiet_tail_of_a_rare_subject_outlives_retention(server: NatsServer) -> None:
+    """Retention passes the offset of the last match many times, and nothing that matches is lost."""
+    make_stream(server.url, "RARE", max_msgs=10)
+    publish(server.url, [("RARE.wanted", b"", None)])
+    with filtered_by("server"):
+        reader = bulk.tail(server.url, "RARE", subjects="RARE.wanted", start="earliest", batch_seconds=0.05)
+    assert offsets(pa.Table.from_batches([reader.read_next_batch()])) == [0]
+    wait_for("a quiet moment", lambda: _is_waiting(server))
+    publish(server.url, [("RARE.other", b"", None)] * 100)
+    publish(server.url, [("RARE.wanted", b"", None)])
+    assert offsets(pa.Table.from_batches([reader.read_next_batch()])) == [101]
+
+
+def _is_waiting(server: NatsServer) -> bool:
+    async def waiting(js: JetStreamContext) -> int:
+        return sum([info.num_waiting or 0 for info in await js.consumers_info("RARE")])
+
+    return with_jetstream(server.url, waiting) > 0
+
+
+def test_liftbridge_subjects_are_those_that_were_published_to(liftbridge_server: LiftbridgeCluster) -> None:
+    """A Liftbridge stream may record a wildcard: its messages have the subjects of the publishers."""
+    address, name = liftbridge_server.addresses[0], f"filters-{time.time_ns()}"
+    with liftenvelope.connect_blocking(address, ack_wait=60) as client:
+        client.create_stream(f"{name}.*", name)
+        for at in range(10):
+            client.publish_to_subject(f"{name}.{'ab'[at % 2]}", b"%d" % at)
+    gaps: list[Gap] = []
+    table = bulk.read(address, name, subjects=f"{name}.a", columns=["offset"], on_gap=gaps.append).read_all()
+    assert offsets(table) == [0, 2, 4, 6, 8]
+    assert gaps == []
+    assert bulk.count(address, name, subjects=["*.b", "none"]) == 5
+    assert bulk.count(address, name, subjects="none") == 0
+
+
+@pytest.mark.parametrize("call", [bulk.read, bulk.tail, bulk.count])
+def test_wrong_subjects_are_refused_before_anything_is_sent(call: Callable[..., object]) -> None:
+    with pytest.raises(UsageError, match="must not have an empty token"):
+        call("nats://127.0.0.1:1", "S", subjects="a..b")

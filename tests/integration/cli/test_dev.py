@@ -1,0 +1,74 @@
+"""``liftenvelope dev``: everything runs, and stops at Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import liftenvelope
+from tests.integration.cli.commands import error_of, started, text_of
+
+FREE = ("--nats-port", "0", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--json")
+PATIENCE = 240.0
+
+
+def facts_of(process: subprocess.Popen[bytes]) -> dict[str, str]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.stderr.read() if process.stderr is not None else b""
+    found: dict[str, str] = json.loads(line)
+    return found
+
+
+def stop(process: subprocess.Popen[bytes], number: int = signal.SIGINT) -> str:
+    """Stop the command, and return what it wrote on standard error."""
+    process.send_signal(number)
+    _, complaints = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, complaints
+    return complaints.decode()
+
+
+def test_dev_publishes_reads_and_shows_its_traffic(tmp_path: Path) -> None:
+    with started("dev", *FREE, "--rate", "200", "--data-dir", str(tmp_path)) as process:
+        facts = facts_of(process)
+        address = facts["gateway"].removeprefix("liftbridge://")
+        with (
+            liftenvelope.connect_blocking(address, timeout=PATIENCE) as client,
+            client.subscribe("sensors", partition="all", start="earliest") as messages,
+        ):
+            first = next(messages)
+        assert first.key in {b"kitchen", b"hall", b"cellar", b"attic"}
+        assert first.headers["unit"] == b"C"
+        with urllib.request.urlopen(facts["monitor"], timeout=PATIENCE) as page:
+            assert b"<html" in page.read()
+        assert "Traceback" not in stop(process)
+    assert list(tmp_path.iterdir())  # the streams are kept
+
+
+def test_dev_stops_at_sigterm_and_leaves_no_folder(tmp_path: Path) -> None:
+    os.environ["TMPDIR"] = str(tmp_path)
+    try:
+        with started("dev", *FREE, "--rate", "0") as process:
+            facts = facts_of(process)
+            text_of("stream", "ls", "--url", facts["nats"])  # JetStream is open to the developer
+            assert "Traceback" not in stop(process, signal.SIGTERM)
+    finally:
+        del os.environ["TMPDIR"]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("liftenvelope-dev")] == []
+
+
+def test_dev_refuses_a_page_that_others_could_open() -> None:
+    line = error_of("dev", *FREE[:4], "--http", "0.0.0.0:0", code=2)
+    assert "token" in line
+
+
+def test_dev_names_a_taken_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = error_of("dev", *FREE[:2], "--listen", f"127.0.0.1:{port}", *FREE[4:6])
+    assert str(port) in line

@@ -1,0 +1,85 @@
+"""An S3 server on this machine: moto's, in a process of its own.
+
+In the process of a test it would deadlock: pyarrow holds the interpreter's lock in some of its requests.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow.fs as pafs
+
+__all__ = ["S3Server", "run_s3"]
+
+_BUCKET: Final = "archives"
+_PROGRAM: Final = """
+import sys
+from moto.server import ThreadedMotoServer
+
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A running server with an empty bucket.
+
+    Attributes:
+        port: Its port on 127.0.0.1.
+        process: Its process.
+    """
+
+    port: int
+    process: subprocess.Popen[str]
+
+    def url(self, folder: str) -> str:
+        """Return the URL of a folder in the bucket."""
+        query = f"endpoint_override=127.0.0.1:{self.port}&scheme=http&region=us-east-1"
+        return f"s3://key:secret@{_BUCKET}/{folder}?{query}"
+
+    def path(self, folder: str) -> str:
+        """Return the path of a folder in the file system."""
+        return f"{_BUCKET}/{folder}"
+
+    @property
+    def filesystem(self) -> Any:
+        """File system of pyarrow."""
+        return pafs.S3FileSystem(
+            access_key="key",
+            secret_key="secret",
+            region="us-east-1",
+            scheme="http",
+            endpoint_override=f"127.0.0.1:{self.port}",
+            allow_bucket_creation=True,
+        )
+
+
+@contextmanager
+def run_s3() -> Iterator[S3Server]:
+    """Run a server while the block runs."""
+    environment = {**os.environ, "AWS_EC2_METADATA_DISABLED": "true"}
+    command = [sys.executable, "-W", "ignore", "-c", _PROGRAM]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            server = S3Server(int(process.stdout.readline()), process)
+            server.filesystem.create_dir(_BUCKET)
+            yield server
+        finally:
+            process.kill()

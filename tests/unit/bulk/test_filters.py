@@ -1,0 +1,94 @@
+"""Who filters the subjects of a read, and which gaps of a filtered read are losses."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftenvelope.bulk._filter_choice import Content, server_pays
+from liftenvelope.bulk._filter_gaps import FilterGaps
+
+
+def content(share: float, subjects: int, *, size: int = 100) -> Content:
+    matching = int(1_000_000 * share)
+    counts = {f"s.{number}": matching // subjects for number in range(subjects)}
+    return Content(1_000_000, 1_000_000 * size, counts)
+
+
+@pytest.mark.parametrize(
+    ("filters", "share", "subjects", "pays"),
+    [
+        (1, 0.01, 1, True),
+        (1, 0.35, 1, True),
+        (1, 0.45, 1, False),
+        (1, 0.03, 1_000, True),
+        (1, 0.05, 1_000, False),
+        (2, 0.05, 2, True),
+        (2, 0.1, 2, False),
+        (10, 0.01, 10, True),
+        (10, 0.05, 10, False),
+        (2, 0.01, 400, False),
+    ],
+)
+def test_server_filters_few_messages_of_few_subjects(
+    filters: int, share: float, subjects: int, pays: bool
+) -> None:
+    assert server_pays(filters, content(share, subjects)) is pays
+
+
+@given(st.integers(1, 100), st.integers(1, 1_000), st.integers(0, 10**6))
+def test_server_never_gets_a_filter_that_matches_everything(filters: int, subjects: int, size: int) -> None:
+    assert not server_pays(
+        filters, content(1.0, subjects, size=size)._replace(messages=1_000_000 // subjects * subjects)
+    )
+
+
+def test_server_gets_a_filter_that_matches_nothing_of_something() -> None:
+    assert server_pays(3, Content(10, 1_000, {}))
+    assert not server_pays(3, Content(0, 0, {}))
+
+
+def test_gap_below_the_oldest_is_no_loss_if_all_matching_messages_came() -> None:
+    # Offsets 3, 40 and 41 match. Retention has reached 20.
+    gaps = FilterGaps(0)
+    gaps.begin(3, 100, 0.0)
+    (suspect,) = gaps.pass_over([(0, 3), (4, 40)], 20)
+    assert (suspect.start, suspect.stop, suspect.rows) == (4, 40, 1)
+    assert gaps.end_after(suspect) == 100
+    assert not gaps.has_lost(suspect, 2)
+    assert gaps.has_lost(suspect, 1)
+    assert gaps.pass_over([(42, 100)], 20) == []
+
+
+@given(st.data())
+def test_loss_is_found_exactly_when_a_matching_message_is_gone(data: st.DataObject) -> None:
+    """A read of 60 offsets, of which some match; retention jumps ahead of the read once."""
+    matching = sorted(data.draw(st.sets(st.integers(0, 59), max_size=20)))
+    read = data.draw(st.integers(0, len(matching)))
+    oldest = data.draw(st.integers(0, 60))
+    came = matching[:read] + [offset for offset in matching[read:] if offset >= oldest]
+    gaps, edges = FilterGaps(0), [-1, *came, 60]
+    gaps.begin(len(matching), 60, 0.0)
+    all_gaps = [(a + 1, b) for a, b in pairwise(edges) if a + 1 < b]
+    lost = False
+    for suspect in gaps.pass_over(all_gaps, oldest):
+        left = sum(offset >= suspect.stop for offset in came)
+        lost = lost or gaps.has_lost(suspect, left)
+    assert lost == (came != matching)
+
+
+def test_later_gap_is_no_loss_while_the_oldest_message_is_older_than_the_last_quiet_moment() -> None:
+    gaps = FilterGaps(0)
+    gaps.begin(0, 10, 100.0)
+    backlog, later = gaps.pass_over([(0, 30), (31, 70), (71, 90)], 72)
+    assert not gaps.is_stored_later(backlog)
+    assert gaps.end_after(backlog) is None
+    assert gaps.is_stored_later(later)
+    assert (later.start, later.rows) == (71, 2)
+    assert not gaps.may_have_lost(110.0, 10.5)
+    assert gaps.may_have_lost(110.0, 9.5)
+    gaps.current_at = 105.0
+    assert not gaps.may_have_lost(110.0, 9.5)
