@@ -136,7 +136,7 @@ class TestLimits:
         with pytest.raises(UsageError, match="max_rows must be at least 1"):
             ArrowBatches(max_rows=0)
         with pytest.raises(UsageTypeError, match=r"schema must be a pyarrow\.Schema"):
-            ArrowBatches("a")  # type: ignore[arg-type]
+            ArrowBatches("a")
 
 
 @given(st.data())

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from liftenvelope.errors import LiftEnvelopeError, UsageError, UsageTypeError
+from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.payload import ArrowBatches, BadPayloadError, Json, Msgpack, as_payload
 
 
@@ -39,7 +39,7 @@ def test_other_value_is_refused() -> None:
 
 def test_bad_payload_error_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(BadPayloadError("text", "ORDERS", 1, 7, "why")))
-    assert isinstance(error, LiftEnvelopeError)
+    assert isinstance(error, BadPayloadError)
     assert (str(error), error.stream, error.partition, error.offset, error.reason) == (
         "text",
         "ORDERS",

@@ -61,7 +61,7 @@ MISFITS = [
     b'{"st":{"x":1e400}}',
     b'{"st":[]}',
 ]
-GOOD = {
+GOOD: dict[bytes, dict[str, Any]] = {
     b"{}": {},
     b'  {"a":-9223372036854775808}\n': {"a": -(2**63)},
     b'{"s":"NaN Infinity"}': {"s": "NaN Infinity"},
@@ -207,7 +207,7 @@ class TestOptions:
 
     def test_wrong_options_are_refused(self) -> None:
         with pytest.raises(UsageTypeError, match=r"schema must be a pyarrow\.Schema"):
-            Json({"a": int})  # type: ignore[arg-type]
+            Json({"a": int})
         with pytest.raises(UsageError, match="each field once, got 'a' twice"):
             Json(pa.schema([("a", pa.int64()), ("a", pa.int64())]))
         with pytest.raises(UsageError, match="sample must be at least 1"):
