@@ -51,6 +51,20 @@ from liftenvelope.cli._terminal import harmless_json
 @click.option(
     "--envelope", default="none", show_default=True, type=click.Choice(["none", "strip", "columns"])
 )
+@click.option(
+    "--payload",
+    default="raw",
+    show_default=True,
+    type=click.Choice(["raw", "json", "msgpack", "arrow"]),
+    help="Format of the values, whose fields become columns; not for a folder.",
+)
+@click.option(
+    "--on-bad",
+    default="fail",
+    show_default=True,
+    type=click.Choice(["fail", "column"]),
+    help="With --payload: end at a message that does not fit, or add bad_reason and bad_value.",
+)
 @click.option("--follow", is_flag=True, help="Keep waiting for new messages; lines of JSON only.")
 @click.option("--rotate-rows", type=int, help="With a folder: maximum number of rows in a file.")
 @click.option("--rotate-bytes", type=int, help="With a folder: size in bytes at which a file ends.")
@@ -82,7 +96,10 @@ def read(
             text = "--follow never ends: leave out --stop, --rotate-rows and --rotate-bytes"
             raise click.UsageError(f"{text}, and write lines of JSON")
         fail_cleanly(lambda: _print(source, stream, to, how, follow=True))
+    elif _is_folder(to) and how.pop("payload") != "raw":
+        raise click.UsageError("--payload is not for a folder: write a file, such as --to orders.parquet")
     elif _is_folder(to):
+        del how["on_bad"]
         fail_cleanly(lambda: _archive(source, stream, to, how | rotation))
     elif rotation:
         raise click.UsageError("--rotate-rows and --rotate-bytes need a folder, such as --to orders/")
