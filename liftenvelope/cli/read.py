@@ -56,6 +56,20 @@ if TYPE_CHECKING:
 @click.option(
     "--envelope", default="none", show_default=True, type=click.Choice(["none", "strip", "columns"])
 )
+@click.option(
+    "--payload",
+    default="raw",
+    show_default=True,
+    type=click.Choice(["raw", "json", "msgpack", "arrow"]),
+    help="Format of the values, whose fields become columns; not for a folder.",
+)
+@click.option(
+    "--on-bad",
+    default="fail",
+    show_default=True,
+    type=click.Choice(["fail", "column"]),
+    help="With --payload: end at a message that does not fit, or add bad_reason and bad_value.",
+)
 @click.option("--follow", is_flag=True, help="Keep waiting for new messages; lines of JSON only.")
 @click.option("--rotate-rows", type=int, help="With a folder: maximum number of rows in a file.")
 @click.option("--rotate-bytes", type=int, help="With a folder: size in bytes at which a file ends.")
@@ -93,6 +107,9 @@ def read(
     elif _is_folder(to):
         if limit is not None:
             raise click.UsageError("--limit needs a file or -: a folder gets what is new in the stream")
+        if how.pop("payload") != "raw":
+            raise click.UsageError("--payload is not for a folder: write a file, such as --to orders.parquet")
+        del how["on_bad"]
         fail_cleanly(lambda: _archive(source, stream, to, how | rotation))
     elif rotation:
         raise click.UsageError("--rotate-rows and --rotate-bytes need a folder, such as --to orders/")

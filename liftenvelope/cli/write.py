@@ -37,6 +37,13 @@ from liftenvelope.cli._servers import CommandServers, named_servers, with_source
     help="JetStream: publish rows one by one, in atomic batches of 1,000, or by fast ingest; auto: fast if "
     "the stream allows it.",
 )
+@click.option(
+    "--payload",
+    default="raw",
+    show_default=True,
+    type=click.Choice(("raw", "json", "msgpack", "arrow")),
+    help="Format of the values, encoded from the columns of a .parquet file that a stream does not have.",
+)
 @click.option("--partition", type=int, help="Liftbridge: partition of all rows.")
 @click.option(
     "--create",
@@ -82,6 +89,8 @@ def _write(source: Any, stream: str, origin: str, how: dict[str, Any]) -> None:
 
     if origin.endswith(".parquet"):
         done = bulk.write(source, stream, open_parquet(path), **how)
+    elif how["payload"] != "raw":
+        raise click.UsageError(f"--payload needs --from with a .parquet file, got {origin!r}")
     else:
         check_lines("--from", origin)
         check_open("--from", origin, sys.stdin)
