@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from liftenvelope.gateway._notify import notify
+from liftenvelope.gateway.notify import notify
 from tests.integration.conftest import until
 
 
