@@ -97,6 +97,7 @@ ENTRIES = {
     "liftenvelope.bulk.tables": "users: the writers of tables, which liftenvelope.bulk hands out",
     "liftenvelope.client.activity": "users: the classes of events, in docs/client-activity.md",
     "liftenvelope.gateway.metrics": "users: the collector for prometheus_client, in docs/operating.md",
+    "liftenvelope.payload.errors": "users: the errors that their tracebacks name",
     "liftenvelope.spark.errors": "users: the errors that their tracebacks name",
     "liftenvelope.spark.functions": "users: the functions of columns, in docs/spark.md",
     "liftenvelope.testing.plugin": "pytest: entry point of the fixtures",
