@@ -3,11 +3,13 @@
 from liftenvelope.bulk._archive import Archived, to_parquet
 from liftenvelope.bulk._dead_letter import DeadLetter
 from liftenvelope.bulk._reading import count, read, tail
+from liftenvelope.bulk._restore import Restored, restore
 from liftenvelope.bulk._scan import Scan, scan
 from liftenvelope.bulk.access import Access
 from liftenvelope.bulk.errors import (
     ArchiveBusyError,
     ReadLostError,
+    RestoreError,
     RetentionError,
     ServerProtocolError,
     StreamRecreatedError,
@@ -37,6 +39,8 @@ __all__ = [
     "Gap",
     "Progress",
     "ReadLostError",
+    "RestoreError",
+    "Restored",
     "RetentionError",
     "Scan",
     "ServerProtocolError",
@@ -53,6 +57,7 @@ __all__ = [
     "delta_writer",
     "iceberg_writer",
     "read",
+    "restore",
     "scan",
     "tail",
     "to_delta",

@@ -80,7 +80,7 @@ def read(
             otherwise; see docs/bulk-filters.md.
         start: ``"earliest"``, ``"latest"`` (the newest message), an offset, a moment (a
             :class:`~datetime.datetime` or :class:`~liftenvelope.client.positions.Timestamp`), or a timedelta
-            back from now.
+            back from now. A negative offset, such as -5, counts from the end of each partition.
         stop: Offset after the last one to read, or a moment: the read ends before the first message that is
             not older. Default: the end. A stop beyond the end counts as the end.
         columns: Names of the columns to return, in this order. Default: all. Other columns cost nothing.

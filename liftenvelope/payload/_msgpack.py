@@ -94,17 +94,27 @@ def _unpacked(value: bytes, max_items: int) -> dict[Any, Any] | Fault:
 
 
 def _dated(row: dict[Any, Any]) -> dict[Any, Any]:
-    """Replace timestamps in a map by datetimes, which have microseconds.
+    """Replace timestamps in a map, and in lists in it, by datetimes, which have microseconds.
 
     Raises:
         ValueError: A timestamp has nanoseconds, or no datetime can hold it.
     """
     for name, value in row.items():
-        if hasattr(value, "to_datetime"):
-            if value.nanoseconds % 1_000:
-                raise ValueError(f"field {name!r} has nanoseconds")
-            row[name] = value.to_datetime()
+        if isinstance(value, list):
+            row[name] = [_date(item) for item in value]
+        elif hasattr(value, "to_datetime"):
+            row[name] = _date(value)
     return row
+
+
+def _date(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_date(item) for item in value]
+    if not hasattr(value, "to_datetime"):
+        return value
+    if value.nanoseconds % 1_000:
+        raise ValueError("a timestamp with nanoseconds")
+    return value.to_datetime()
 
 
 class MsgpackDecoder(PayloadDecoder):
