@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
     from pyarrow import fs
 
-    from liftenvelope.bulk._scan import Scan
+    from liftenvelope.bulk._scan_reads import ScanReads
     from liftenvelope.bulk.ranges import Range
     from liftenvelope.bulk.sources import RangedStream
 else:
@@ -38,19 +38,19 @@ class StreamDataset(ds.Dataset):  # type: ignore[misc] # pyarrow has no types
     """A stream as a pyarrow Dataset. Each scan reads the stream as of then.
 
     Args:
-        scan: The stream.
+        reads: The reads of the stream.
     """
 
-    def __init__(self, scan: Scan) -> None:
-        self._scan = scan
+    def __init__(self, reads: ScanReads) -> None:
+        self._reads = reads
 
     @property
     def schema(self) -> pa.Schema:
         """Arrow schema of all columns."""
-        return self._scan.schema
+        return self._reads.schema
 
     def __repr__(self) -> str:
-        return f"<StreamDataset of {self._scan!r}>"
+        return f"<StreamDataset of {self._reads.stream}>"
 
     def scanner(  # with the names of pyarrow
         self,
@@ -66,15 +66,15 @@ class StreamDataset(ds.Dataset):  # type: ignore[misc] # pyarrow has no types
             **options: Other options of a scanner of pyarrow.
         """
         names = self._columns(columns, filter)
-        opened = self._scan.open()
+        opened = self._reads.open()
         try:
             narrowing = Narrowing()
-            spans = self._scan.plan(opened, narrowing)
+            spans = self._reads.plan(opened, narrowing)
             if filter is not None:
                 spans = [_narrowed(filter, span, self.schema) for span in spans]
                 spans = [span for span in spans if span.start < span.stop]
                 narrowing = replace(narrowing, subjects=_subjects(filter, opened, self.schema))
-            reader = self._scan.start(opened, names, narrowing, spans)
+            reader = self._reads.start(opened, names, narrowing, spans)
         except BaseException:
             opened.close()
             raise

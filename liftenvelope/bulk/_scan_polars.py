@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import polars as pl
     from polars.io import plugins
 
-    from liftenvelope.bulk._scan import Scan
+    from liftenvelope.bulk._scan_reads import ScanReads
 else:
     pl = require("polars", "polars")
     plugins = require("polars.io.plugins", "polars")
@@ -26,7 +26,7 @@ _COMPARISONS: Final[dict[str, Operator]] = {"Eq": "=", "Lt": "<", "LtEq": "<=", 
 _EXCHANGED: Final[dict[Operator, Operator]] = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
-def lazy_frame(scan: Scan) -> pl.LazyFrame:
+def lazy_frame(reads: ScanReads) -> pl.LazyFrame:
     """Return a LazyFrame over a scan."""
 
     def batches(
@@ -34,7 +34,7 @@ def lazy_frame(scan: Scan) -> pl.LazyFrame:
     ) -> Iterator[pl.DataFrame]:
         narrowing = Narrowing().all_of(() if predicate is None else conditions_of(predicate))
         left = limit
-        for batch in scan.read(columns or None, narrowing):
+        for batch in reads.read(columns or None, narrowing):
             frame = _frame(pl.DataFrame(batch))
             if predicate is not None:  # every condition, since most are not exact
                 frame = frame.filter(predicate)
@@ -45,7 +45,7 @@ def lazy_frame(scan: Scan) -> pl.LazyFrame:
             if left == 0:
                 return
 
-    schema = _frame(pl.DataFrame(scan.schema.empty_table())).schema
+    schema = _frame(pl.DataFrame(reads.schema.empty_table())).schema
     return plugins.register_io_source(batches, schema=schema)
 
 

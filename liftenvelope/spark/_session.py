@@ -31,11 +31,9 @@ def recommended_conf() -> dict[str, str]:
 
     Columnar input for Python functions is off. With it, Spark converts the results of a function to columns
     and back to rows once more, and ``from_envelope`` takes 1.7 times as long.
-
-    Filter push-down is on, so that batch queries read only the offsets and subjects that they need.
     """
     sockets = {} if sys.platform == "win32" else {_SOCKETS: "true"}
-    return {**sockets, _BATCH: str(_MOST_RECORDS), _PIPELINED: "false", _COLUMNAR: "false", _PUSHDOWN: "true"}
+    return {**sockets, _BATCH: str(_MOST_RECORDS), _PIPELINED: "false", _COLUMNAR: "false"}
 
 
 def setting_warnings(get: Any) -> list[str]:

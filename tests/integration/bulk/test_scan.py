@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftenvelope import bulk
-from liftenvelope.bulk import _scan
+from liftenvelope.bulk._scan_reads import ScanReads
 from liftenvelope.bulk.narrowing import Narrowing
 from liftenvelope.errors import StreamNotFoundError, UsageError
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
@@ -55,7 +55,7 @@ class Reads:
 
 @pytest.fixture
 def reads() -> Iterator[Reads]:
-    found, start = Reads(), _scan.Scan.start
+    found, start = Reads(), ScanReads.start
 
     def recorded(self: Any, opened: Any, columns: Any, narrowing: Any, spans: Any) -> Any:
         found.columns.append(None if columns is None else list(columns))
@@ -63,7 +63,7 @@ def reads() -> Iterator[Reads]:
         found.offsets.append(sum(span.stop - span.start for span in spans))
         return start(self, opened, columns, narrowing, spans)
 
-    with patch.object(_scan.Scan, "start", recorded):
+    with patch.object(ScanReads, "start", recorded):
         yield found
 
 
@@ -168,7 +168,7 @@ def test_dataset_serves_pyarrow_and_refuses_what_needs_files(server: NatsServer,
     assert (table.column_names, table.num_rows, reads.offsets[-1]) == (["value"], 10, 10)
     assert dataset.count_rows() == COUNT
     assert dataset.head(2).num_rows == 2
-    assert repr(dataset) == "<StreamDataset of <Scan of SCAN>>"
+    assert repr(dataset) == "<StreamDataset of SCAN>"
     calls: list[Any] = [dataset.get_fragments, dataset.sort_by, lambda: dataset.partition_expression]
     for call in calls:
         with pytest.raises(UsageError, match="no files and no fragments"):
