@@ -7,6 +7,7 @@ Links such as ``../examples/bulk_read.py`` work on GitHub. Here they lead to
 from __future__ import annotations
 
 import html
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,6 +133,7 @@ def _listing(folder: Path, path: str, paths: set[str]) -> str:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register with Sphinx."""
+    logging.getLogger("traitlets").setLevel(logging.ERROR)  # nbconvert misses texts for plots
     app.add_transform(LinkToSource)
     app.connect("env-purge-doc", _forget)
     app.connect("env-merge-info", _merge)
