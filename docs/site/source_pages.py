@@ -31,6 +31,7 @@ PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
+<link rel="icon" href="{root}_static/favicon.svg">
 <link rel="stylesheet" href="{root}_static/pygments.css">
 <link rel="stylesheet" href="{root}_static/site.css">
 </head>
@@ -44,6 +45,7 @@ PAGE = """<!doctype html>
 REDIRECT = """<!doctype html>
 <meta charset="utf-8">
 <title>liftenvelope</title>
+<link rel="icon" href="_static/favicon.svg">
 <meta http-equiv="refresh" content="0; url={page}">
 <a href="{page}">liftenvelope</a>
 """
