@@ -1,7 +1,8 @@
 """Builds the Cython extensions; everything else about the package stands in pyproject.toml.
 
 LIFTENVELOPE_BUILD_PROFILE chooses the compiler flags: release (default), strict (release with warnings
-as errors: what CI builds), or sanitize (ASan and UBSan, for the fuzz and unit runs of ``make soak``).
+as errors: what CI builds), quick (not optimized, for tests of packaging), or sanitize (ASan and UBSan, for
+the fuzz and unit runs of ``make soak``).
 """
 
 import os
@@ -17,6 +18,7 @@ RELEASE = ["-O3", "-g0", "-fno-plt", "-Wall", "-Wextra"]
 FLAGS = {
     "release": ([*RELEASE], []),
     "strict": ([*RELEASE, "-Werror"], []),
+    "quick": (["-O0", "-g0"], []),
     "sanitize": (
         [
             "-O1",

@@ -18,7 +18,11 @@ pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).resolve().parents[2]
 
 #: Without PYTHONPATH and the like: a checkout that the caller names would hide what is installed.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+#: The tests are about the contents of the distributions: the extensions are compiled quickly, not optimized.
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+    "LIFTENVELOPE_BUILD_PROFILE": "quick",
+}
 
 PROGRAM = """
 import sys
