@@ -7,6 +7,7 @@ Links such as ``../examples/bulk_read.py`` work on GitHub. Here they lead to
 from __future__ import annotations
 
 import html
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,7 @@ PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
+<link rel="icon" href="{root}_static/favicon.svg">
 <link rel="stylesheet" href="{root}_static/pygments.css">
 <link rel="stylesheet" href="{root}_static/site.css">
 </head>
@@ -43,6 +45,7 @@ PAGE = """<!doctype html>
 REDIRECT = """<!doctype html>
 <meta charset="utf-8">
 <title>liftenvelope</title>
+<link rel="icon" href="_static/favicon.svg">
 <meta http-equiv="refresh" content="0; url={page}">
 <a href="{page}">liftenvelope</a>
 """
@@ -132,6 +135,7 @@ def _listing(folder: Path, path: str, paths: set[str]) -> str:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register with Sphinx."""
+    logging.getLogger("traitlets").setLevel(logging.ERROR)  # nbconvert misses texts for plots
     app.add_transform(LinkToSource)
     app.connect("env-purge-doc", _forget)
     app.connect("env-merge-info", _merge)

@@ -1,11 +1,14 @@
-"""The documentation site in Chromium, from the files of ``make docs``, without a server or a network."""
+"""The documentation site of ``make docs`` in Chromium, served on the loopback interface."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from selenium import webdriver
@@ -22,10 +25,27 @@ SOURCE = "source/examples/bulk_read.py"
 PHONE = 390
 
 
-@pytest.fixture
-def page(driver: webdriver.Chrome) -> Iterator[Page]:
+class Files(SimpleHTTPRequestHandler):
+    """Serves the files without a log."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
     assert (SITE / "index.html").exists(), "run make docs"
-    tab = Page(driver, SITE.as_uri() + "/")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(SITE))) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def page(driver: webdriver.Chrome, site: str) -> Iterator[Page]:
+    tab = Page(driver, site)
     yield tab
     assert tab.complaints() == []
 
