@@ -31,8 +31,8 @@ NO_SOURCES := --ignore=tests/unit/project/test_tests.py --ignore=tests/unit/proj
 OF_BEHAVIOUR := tests/unit tests/twin $(NO_SOURCES)
 # Tests that make test leaves to make fuzz, make test-spark and make test-browser.
 ELSEWHERE := tests/fuzz tests/spark tests/browser
-# Processes for the tests on servers. Some mostly wait. With those that run beside them, five keep two processors busy.
-WORKERS ?= 5
+# Processes for the tests on servers. Many of them mostly wait: six keep two processors busy.
+WORKERS ?= 6
 # Processes for those that need no server. They seldom wait, and each process takes ten seconds to collect them.
 COMPUTING ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 # Profile of hypothesis, of tests/conftest.py. Runs after the first, on other interpreters and the like, use "further".
@@ -51,7 +51,7 @@ SOME_OF_SPARK := tests/spark/test_functions.py tests/spark/test_session.py tests
 # What acks the envelopes of the demo: gateway, or liftbridge, which is built first.
 BROKER ?= gateway
 
-.PHONY: help setup docs notebooks versions servers demo test on-servers shared-servers on-the-gateway benchmarks-once without-servers interpreters test-minimum test-minimum-some minimum test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz soak clean
+.PHONY: help setup docs notebooks versions servers demo test without-servers interpreters test-minimum test-minimum-some minimum test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -60,8 +60,7 @@ $(VENV)/.ready: pyproject.toml setup.py $(wildcard src/*.pyx src/*.px[di] src/*.
 	rm -f liftenvelope/*.so  # older checkouts built the extensions there
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade 'pip>=25.1'
-	# --no-compile: Python compiles what it imports, which is a part of what is installed.
-	PYTHONWARNINGS=ignore $(RUN) -m pip install --quiet --no-compile --editable '.[$(EXTRAS)]' --group dev
+	PYTHONWARNINGS=ignore $(RUN) -m pip install --quiet --editable '.[$(EXTRAS)]' --group dev
 	@touch $@
 
 setup: $(VENV)/.ready
@@ -83,21 +82,9 @@ servers: setup  ## build the Liftbridge server, once; it is kept in the user's c
 demo: $(if $(filter liftbridge,$(BROKER)),servers,setup)  ## the main job: publish envelopes and account for every ack; BROKER=liftbridge for the real one
 	$(RUN) -m liftenvelope demo --broker $(BROKER)
 
-# The three parts run two at a time: while one of them waits, or ends with one busy process, the other computes.
 test: servers without-servers  ## all tests, on real servers; PYTHON=python3.13 for that version, in .venv-3.13
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target on-servers on-the-gateway benchmarks-once
-
-# A make of its own, so that its progress is printed at once.
-on-servers:
-	@$(MAKE) --no-print-directory --output-sync=none shared-servers
-
-shared-servers:
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(WITHOUT_SERVERS:%=--ignore=%) $(ELSEWHERE:%=--ignore=%)
-
-on-the-gateway:
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 LIFTENVELOPE_CONFORMANCE_SERVER=gateway $(RUN) -m pytest -q -n 2 --dist loadfile tests/conformance
-
-benchmarks-once:
 	$(RUN) -m pytest benchmarks -q --ignore=benchmarks/spark
 
 without-servers: setup
@@ -122,7 +109,7 @@ test-minimum-some: minimum  ## those of them that need no server
 minimum:
 	@$(MAKE) --no-print-directory setup VENV=.venv-minimum
 	.venv-minimum/bin/python -m pip uninstall --quiet --yes grpcio-tools gufo_liftbridge opentelemetry-exporter-otlp-common
-	.venv-minimum/bin/python -m pip install --quiet --no-compile $(LOWEST)
+	.venv-minimum/bin/python -m pip install --quiet $(LOWEST)
 
 test-spark: pyspark  ## the tests that need Spark, with one session; SPARK=4.2 for that line; Java 17 must be there
 	$(RUN) -m pytest tests/spark
@@ -132,7 +119,7 @@ test-spark-some: pyspark  ## those of the columns, sources and sinks: two minute
 	$(RUN) -m pytest -q $(SOME_OF_SPARK)
 
 pyspark: servers
-	$(RUN) -m pip install --quiet --no-compile 'pyspark[connect]==$(SPARK).*' 'pandas>=2.2,<3'
+	$(RUN) -m pip install --quiet 'pyspark[connect]==$(SPARK).*' 'pandas>=2.2,<3'
 	@$(RUN) -m pip list --format freeze | grep pyspark; java -version 2>&1 | head -1
 
 test-browser: chromium docs  ## the tests of the monitor's page and of the documentation site, in Chromium

@@ -89,7 +89,8 @@ def _writing(url: str, stream: str, table: pa.Table, payload: str | None) -> Rou
     def run() -> float:
         began = perf_counter()
         bulk.write(url, stream, table, subject=stream, payload=payload)
-        return (perf_counter() - began) / table.num_rows
+        seconds: float = (perf_counter() - began) / table.num_rows
+        return seconds
 
     return run
 

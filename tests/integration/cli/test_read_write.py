@@ -69,7 +69,7 @@ def test_start_from_the_end_and_limit(url: str, tmp_path: Path) -> None:
     assert offsets("--url", url, "--follow", "--start", "-2", "--limit", "2") == [98, 99]
     target = tmp_path / "some.parquet"
     assert run("read", "numbers", "--url", url, "--limit", "7", "--to", str(target)).stderr == "7 rows\n"
-    assert pq.read_table(target).num_rows == 7  # type: ignore[no-untyped-call]
+    assert pq.read_table(target).num_rows == 7
     refused = run("read", "numbers", "--url", url, "--limit", "7", "--to", f"{tmp_path}/")
     assert refused.exit_code == 2
     assert "--limit needs a file or -" in refused.output
