@@ -25,6 +25,7 @@ INTERNAL = {"rpc", "consumers", "cli", "__init__", "__main__"}
 EXPORTED: dict[str, tuple[str, set[str]]] = {
     "liftenvelope.bulk.errors": ("liftenvelope.bulk", set()),
     "liftenvelope.bulk.tables": ("liftenvelope.bulk", set()),
+    "liftenvelope.payload.errors": ("liftenvelope.payload", set()),
     "liftenvelope.client.activity": ("liftenvelope.client", {"ACTIVITY_STREAM", "read_activity"}),
 }
 
