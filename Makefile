@@ -35,6 +35,8 @@ ELSEWHERE := tests/fuzz tests/spark tests/browser tests/packaging/test_distribut
 WORKERS ?= 6
 # Processes for those that need no server. They seldom wait, and each process takes ten seconds to collect them.
 COMPUTING ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
+# Profile of hypothesis, of tests/conftest.py. Runs after the first, on other interpreters and the like, use "further".
+EXAMPLES ?= repeatable
 # Versions that the package claims to support.
 CLAIMED := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)",/\1/p' pyproject.toml)
 # Dependencies whose lower bounds are tested, each as name==version, the lowest where there are several.
@@ -50,7 +52,7 @@ SOME_OF_SPARK := tests/spark/test_functions.py tests/spark/test_session.py tests
 BROKER ?= gateway
 
 .PHONY: dist dist-interpreters test-dist test-dist-all test-dist-some packaging api-check
-.PHONY: help setup versions servers demo test without-servers interpreters test-minimum test-minimum-some minimum test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz soak clean
+.PHONY: help setup docs notebooks versions servers demo test without-servers interpreters test-minimum test-minimum-some minimum test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -92,7 +94,7 @@ test: servers without-servers  ## all tests, on real servers; PYTHON=python3.13 
 	$(RUN) -m pytest benchmarks -q --ignore=benchmarks/spark
 
 without-servers: setup
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(COMPUTING) $(WITHOUT_SERVERS)
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(COMPUTING) --hypothesis-profile=$(EXAMPLES) $(WITHOUT_SERVERS)
 
 interpreters: $(CLAIMED:%=on-python-%)  ## the tests that need no server, on every other claimed Python version that is found
 	@echo "Claimed versions: $(CLAIMED). Not found: $(or $(strip $(foreach version,$(CLAIMED),$(if $(call interpreter,python$(version)),,$(version)))),none)."
@@ -101,13 +103,13 @@ on-python-%:
 	@path='$(call interpreter,python$*)'; \
 	if [ -z "$$path" ]; then echo 'Python $*: not found on PATH or in pyenv'; \
 	elif [ $* = $(call version,$(firstword $(wildcard $(RUN)) $(PYTHON))) ]; then echo 'Python $*: left to make test'; \
-	else echo "Python $*: $$path"; $(MAKE) --no-print-directory without-servers PYTHON=$$path VENV=.venv-$* WITHOUT_SERVERS='$(OF_BEHAVIOUR)'; fi
+	else echo "Python $*: $$path"; $(MAKE) --no-print-directory without-servers PYTHON=$$path VENV=.venv-$* EXAMPLES=further WITHOUT_SERVERS='$(OF_BEHAVIOUR)'; fi
 
 test-minimum: servers test-minimum-some  ## the lowest versions of the dependencies, with the tests of nats, jetstream and telemetry
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n 2 --dist loadfile $(ON_LOWEST)
 
 test-minimum-some: minimum  ## those of them that need no server
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n $(COMPUTING) $(OF_BEHAVIOUR)
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n $(COMPUTING) --hypothesis-profile=further $(OF_BEHAVIOUR)
 
 # The packages that go need newer versions: two peers of the benchmarks, and a part of OpenTelemetry's newest exporter.
 minimum:
@@ -126,7 +128,7 @@ pyspark: servers
 	$(RUN) -m pip install --quiet 'pyspark[connect]==$(SPARK).*' 'pandas>=2.2,<3'
 	@$(RUN) -m pip list --format freeze | grep pyspark; java -version 2>&1 | head -1
 
-test-browser: chromium  ## the tests of the monitor's page, in Chromium
+test-browser: chromium docs  ## the tests of the monitor's page and of the documentation site, in Chromium
 	$(RUN) -m pytest -q tests/browser
 
 chromium: setup
@@ -165,6 +167,15 @@ api-check: packaging  ## changes of the public API that break callers, since the
 	@if [ -z '$(AGAINST)' ]; then echo 'There is no tag yet to compare with: give AGAINST=REF'; \
 	else $(RUN) -m griffe check liftenvelope --against '$(AGAINST)' && echo 'The public API has no breaking change since $(AGAINST).'; fi
 
+docs: setup  ## the documentation site, in build/site, without a warning
+	$(RUN) -m pip install --quiet --group docs
+	$(RUN) -m sphinx -q --fail-on-warning --keep-going -j auto -d build/site-doctrees -b html -c docs/site . build/site
+	@echo 'built build/site/index.html'
+
+notebooks: setup  ## run the notebooks of the documentation
+	$(RUN) -m pip install --quiet --group docs
+	$(RUN) -m pytest -q --nbmake docs/notebooks
+
 check: lint types unit  ## everything that needs no server
 
 lint: setup
@@ -180,7 +191,7 @@ types: setup
 unit: strict pure without-servers
 
 pure: setup  ## the unit tests without the extensions
-	LIFTENVELOPE_NO_EXTENSIONS=1 $(RUN) -m pytest -q -n $(COMPUTING) tests/unit $(NO_SOURCES)
+	LIFTENVELOPE_NO_EXTENSIONS=1 $(RUN) -m pytest -q -n $(COMPUTING) --hypothesis-profile=further tests/unit $(NO_SOURCES)
 
 strict: setup  ## the extensions compile without a warning
 	LIFTENVELOPE_BUILD_PROFILE=strict $(RUN) setup.py --quiet build_ext --build-temp build/strict --build-lib build/strict --force
@@ -201,6 +212,8 @@ soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs p
 	$(RUN) tests/fuzz/campaign.py --inputs 10000000
 	$(RUN) tests/fuzz/sanitized.py test
 	$(RUN) -m tests.faults --seeds 200
+	$(RUN) -m tests.faults.table_kills --make iceberg --kills 200
+	$(RUN) -m tests.faults.table_kills --make delta --kills 200
 	$(RUN) -m tests.hostile
 	$(RUN) -m pytest -q tests/unit tests/twin --hypothesis-profile=search
 	$(RUN) -m benchmarks.slow_reader --seconds 60

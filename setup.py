@@ -6,7 +6,8 @@ are there, an extension that does not compile fails the build. Environment varia
 - LIFTENVELOPE_NO_EXTENSIONS=1: build of the twins alone. The wheel serves every machine.
 - LIFTENVELOPE_REQUIRE_EXTENSIONS=1: fail without a compiler or headers.
 - LIFTENVELOPE_BUILD_PROFILE: compiler flags. ``release`` (default), ``strict`` (release with warnings as
-  errors: what CI builds), or ``sanitize`` (ASan and UBSan, for the fuzz and unit runs of ``make soak``).
+  errors: what CI builds), ``quick`` (not optimized, for tests of packaging), or ``sanitize`` (ASan and UBSan,
+  for the fuzz and unit runs of ``make soak``).
 """
 
 import os
@@ -33,6 +34,7 @@ STRIPPED = ["-Wl,-s"] if sys.platform == "linux" else []
 FLAGS = {
     "release": (RELEASE, STRIPPED),
     "strict": ([*RELEASE, "-Werror"], STRIPPED),
+    "quick": (["-O0", "-g0"], []),
     "sanitize": (
         [
             "-O1",

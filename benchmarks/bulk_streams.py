@@ -14,10 +14,11 @@ from liftenvelope.jetstream import JetStream, StorageType, StreamConfig
 __all__ = ["make_stream", "rows"]
 
 
-def make_stream(url: str, **config: Any) -> str:
-    """A stream in memory, on the subject of the same name; ``config`` is what else it has."""
+def make_stream(url: str, *, below: bool = False, **config: Any) -> str:
+    """A stream in memory, on the subject of its name or all below it; ``config`` is what else it has."""
     name = f"bench-{uuid4().hex[:8]}"
-    wanted = StreamConfig(name=name, subjects=(name,), storage=StorageType.MEMORY, **config)
+    subjects = (f"{name}.>",) if below else (name,)
+    wanted = StreamConfig(name=name, subjects=subjects, storage=StorageType.MEMORY, **config)
 
     async def make() -> None:
         async with await nats.connect(url) as nc:

@@ -16,6 +16,9 @@ from hypothesis import HealthCheck, settings
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 settings.register_profile("repeatable", _PATIENT, derandomize=True)
+# On further interpreters and without the extensions. The first run has tried all examples, and of the rest a
+# quarter shows whether an interpreter differs.
+settings.register_profile("further", _PATIENT, derandomize=True, max_examples=25)
 settings.register_profile("search", _PATIENT, max_examples=2_000, print_blob=True)
 settings.load_profile("repeatable")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -96,6 +97,7 @@ ENTRIES = {
     "liftenvelope.bulk.tables": "users: the writers of tables, which liftenvelope.bulk hands out",
     "liftenvelope.client.activity": "users: the classes of events, in docs/client-activity.md",
     "liftenvelope.gateway.metrics": "users: the collector for prometheus_client, in docs/operating.md",
+    "liftenvelope.payload.errors": "users: the errors that their tracebacks name",
     "liftenvelope.spark.errors": "users: the errors that their tracebacks name",
     "liftenvelope.spark.functions": "users: the functions of columns, in docs/spark.md",
     "liftenvelope.testing.plugin": "pytest: entry point of the fixtures",
@@ -115,7 +117,10 @@ def unit_of(path: Path) -> str:
 
 
 def for_types_alone(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    if not isinstance(node, ast.If):
+        return False
+    names = (getattr(part, "id", getattr(part, "attr", "")) for part in ast.walk(node.test))
+    return "TYPE_CHECKING" in names
 
 
 def imported(tree: ast.AST, package: str, *, types: bool = False) -> set[str]:
@@ -145,16 +150,27 @@ def package_of(path: Path) -> str:
     return ".".join(("liftenvelope", *parts))
 
 
-def imports_of(path: Path, *, types: bool = False) -> set[str]:
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The parsed source. Every rule reads every source, so each is parsed once."""
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports_of(path: Path, *, types: bool = False) -> frozenset[str]:
+    return frozenset(_read_imports(path, types=types))
+
+
+def _read_imports(path: Path, *, types: bool) -> set[str]:
     if path.suffix in (".py", ".pyi"):
-        return imported(ast.parse(path.read_text()), package_of(path), types=types)
+        return imported(tree_of(path), package_of(path), types=types)
     found = re.findall(r"^\s*from (liftenvelope\S*) import (\([^)]*\)|.*)", path.read_text(), re.MULTILINE)
     return {
         f"{module}.{name}" for module, names in found for name in re.findall(r"(?<! as )\b(?!as\b)\w+", names)
     }
 
 
-def violations(unit: str, names: set[str]) -> list[str]:
+def violations(unit: str, names: Set[str]) -> list[str]:
     """Return the imported names that the layers do not allow."""
     bad = []
     for name in sorted(names):
@@ -170,7 +186,7 @@ def violations(unit: str, names: set[str]) -> list[str]:
     return bad
 
 
-def private_imports(package: str, names: set[str]) -> list[str]:
+def private_imports(package: str, names: Set[str]) -> list[str]:
     """Imported names that contain a private module or a private name of another package.
 
     Private modules in the root, and ``_native`` and ``_pb``, are ground for the whole package.
@@ -204,7 +220,7 @@ def is_inside(name: str) -> bool:
     return module.startswith("_fast") or (module not in SHARED and bool(names))
 
 
-def inner_violations(module: str, names: set[str]) -> list[str]:
+def inner_violations(module: str, names: Set[str]) -> list[str]:
     """Imports between modules of ``_native`` that NATIVE does not allow."""
     parts = [name.split(".") for name in sorted(names) if name.startswith("liftenvelope._native")]
     targets = [part[2] if len(part) > 2 and part[2] in INNER_RANK else "__init__" for part in parts]
@@ -250,29 +266,36 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", SOURCES + CYTHON, ids=name_of)
-def test_imports_go_up(path: Path) -> None:
-    if path.suffix in (".pxd", ".pxi"):
-        assert not imports_of(path)
-        return
-    unit = unit_of(path)
-    assert unit in RANK, f"{unit} has no place in LAYERS"
-    assert violations(unit, imports_of(path)) == []
+def faults_of(paths: Iterable[Path], check: Callable[[Path], object]) -> dict[str, object]:
+    """Return the findings of a rule by file. Hundreds of tests, one per file, cost more than their work."""
+    return {name_of(path): found for path in paths if (found := check(path))}
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in SOURCES + CYTHON if unit_of(path) == "_native" and path.suffix in (".py", ".pyx")],
-    ids=name_of,
-)
-def test_imports_inside_native_go_up(path: Path) -> None:
-    assert path.stem in INNER_RANK, f"{path.stem} has no place in NATIVE"
-    assert inner_violations(path.stem, imports_of(path)) == []
+def test_imports_go_up() -> None:
+    def check(path: Path) -> object:
+        if path.suffix in (".pxd", ".pxi"):
+            return imports_of(path)
+        unit = unit_of(path)
+        return violations(unit, imports_of(path)) if unit in RANK else f"{unit} has no place in LAYERS"
+
+    assert faults_of(SOURCES + CYTHON, check) == {}
 
 
-@pytest.mark.parametrize("path", SOURCES + CYTHON, ids=name_of)
-def test_no_import_of_private_module_or_name_of_another_package(path: Path) -> None:
-    assert private_imports(package_of(path), imports_of(path, types=True)) == []
+def test_imports_inside_native_go_up() -> None:
+    def check(path: Path) -> object:
+        if path.stem not in INNER_RANK:
+            return f"{path.stem} has no place in NATIVE"
+        return inner_violations(path.stem, imports_of(path))
+
+    native = [path for path in SOURCES + CYTHON if unit_of(path) == "_native"]
+    assert faults_of([path for path in native if path.suffix in (".py", ".pyx")], check) == {}
+
+
+def test_no_import_of_private_module_or_name_of_another_package() -> None:
+    def check(path: Path) -> object:
+        return private_imports(package_of(path), imports_of(path, types=True))
+
+    assert faults_of(SOURCES + CYTHON, check) == {}
 
 
 def test_module_is_underscored_unless_another_package_imports_it() -> None:
@@ -292,15 +315,21 @@ def test_module_is_underscored_unless_another_package_imports_it() -> None:
     assert sorted(plain - imported_elsewhere) == sorted(ENTRIES)
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if unit_of(path) in SANS_IO], ids=name_of)
-def test_sans_io(path: Path) -> None:
-    assert {name.split(".")[0] for name in imports_of(path)} & IO_MODULES == set()
+def test_sans_io() -> None:
+    def check(path: Path) -> object:
+        return {name.split(".")[0] for name in imports_of(path)} & IO_MODULES
+
+    sans_io = [path for path in SOURCES if unit_of(path) in SANS_IO]
+    assert sans_io
+    assert faults_of(sans_io, check) == {}
 
 
-@pytest.mark.parametrize("path", SOURCES + CYTHON, ids=name_of)
-def test_sizes(path: Path) -> None:
-    limit = 500 if path.suffix == ".py" else 900
-    assert len(path.read_text().splitlines()) < limit
+def test_sizes() -> None:
+    def check(path: Path) -> object:
+        lines = len(path.read_text().splitlines())
+        return lines if lines >= (500 if path.suffix == ".py" else 900) else None
+
+    assert faults_of(SOURCES + CYTHON, check) == {}
 
 
 def test_root_has_few_files() -> None:
@@ -308,17 +337,13 @@ def test_root_has_few_files() -> None:
     assert len(files) <= 16, files
 
 
-@pytest.mark.parametrize("path", SOURCES + CYTHON, ids=name_of)
-def test_names(path: Path) -> None:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    assert {part.strip("_") for part in parts} & {
-        "utils",
-        "util",
-        "common",
-        "helpers",
-        "helper",
-        "misc",
-    } == set()
+def test_names() -> None:
+    banned = {"utils", "util", "common", "helpers", "helper", "misc"}
+
+    def check(path: Path) -> object:
+        return {part.strip("_") for part in path.relative_to(ROOT).with_suffix("").parts} & banned
+
+    assert faults_of(SOURCES + CYTHON, check) == {}
 
 
 def classes_in(tree: ast.AST) -> list[str]:
@@ -329,7 +354,7 @@ def test_class_name_stands_for_one_thing() -> None:
     places: dict[str, list[str]] = {}
     for path in SOURCES:
         if unit_of(path) != "_pb":
-            for name in classes_in(ast.parse(path.read_text())):
+            for name in classes_in(tree_of(path)):
                 places.setdefault(name, []).append(name_of(path))
     assert len(places) > 500
     repeated = {name: found for name, found in places.items() if len(found) > 1}

@@ -26,7 +26,6 @@ root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",
     "docs/**.rst",
-    "docs/**.ipynb",
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -54,7 +53,10 @@ suppress_warnings = ["misc.highlighting_failure"]
 autodoc_mock_imports = ["pyspark"]
 autodoc_member_order = "bysource"
 #: Members of these bases are described in Python's documentation.
-FOREIGN = "object,BaseException,BaseExceptionGroup,tuple,int,str,dict,Enum,IntEnum,StrEnum,Generic,Protocol"
+FOREIGN = (
+    "object,BaseException,Exception,OSError,ConnectionError,TimeoutError,ImportError,ValueError,TypeError,"
+    "tuple,int,str,dict,Enum,IntEnum,StrEnum,Generic,Protocol"
+)
 autodoc_default_options = {
     "members": True,
     "undoc-members": True,
@@ -76,6 +78,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 html_theme = "furo"
 html_title = "liftenvelope"
+html_favicon = "static/favicon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False

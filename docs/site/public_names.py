@@ -7,6 +7,7 @@ text. A role in a docstring must lead somewhere, or the build fails.
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections import Counter, _tuplegetter  # type: ignore[attr-defined]
@@ -14,6 +15,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import MemberDescriptorType
+from typing import Generic, get_origin
 
 from docutils import nodes
 from sphinx import addnodes
@@ -34,8 +36,9 @@ def documented_modules() -> list[str]:
 
 def definition(value: object) -> str | None:
     """Return the dotted name under which a class or function is defined."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    return f"{module}.{name}" if isinstance(module, str) and isinstance(name, str) else None
+    if not (inspect.isclass(value) or inspect.isroutine(value)):
+        return None  # an alias of a type has the name of the class that makes it one
+    return f"{value.__module__}.{value.__qualname__}"
 
 
 @cache
@@ -112,12 +115,12 @@ def _resolve(
 
 
 def _public_bases(_: Sphinx, _name: str, _value: object, _options: object, bases: list[object]) -> None:
-    """Leave out bases that are private to the package."""
+    """Leave out bases that are private to the package, and those that only serve types."""
     bases[:] = [
         base
         for base in bases
-        if not str(getattr(base, "__module__", "")).startswith("liftenvelope")
-        or definition(base) in public_names()
+        if get_origin(base) is not Generic
+        and (not str(base.__module__).startswith("liftenvelope") or definition(base) in public_names())
     ] or [object]
 
 

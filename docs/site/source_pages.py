@@ -1,4 +1,4 @@
-"""Shows every source file that a page links to as a page of the site, with coloured code.
+"""Shows every source file and notebook that a page links to as a page of the site, with coloured code.
 
 Links such as ``../examples/bulk_read.py`` work on GitHub. Here they lead to
 ``source/examples/bulk_read.py.html``. A link to a folder leads to a list of its files.
@@ -7,11 +7,12 @@ Links such as ``../examples/bulk_read.py`` work on GitHub. Here they lead to
 from __future__ import annotations
 
 import html
+import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from docutils import nodes
+from nbconvert import HTMLExporter
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_for_filename
@@ -24,6 +25,30 @@ from sphinx.transforms import SphinxTransform
 
 #: Where a file of the repository is in the site, without the suffix of pages.
 FOLDER = "source/"
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<link rel="icon" href="{root}_static/favicon.svg">
+<link rel="stylesheet" href="{root}_static/pygments.css">
+<link rel="stylesheet" href="{root}_static/site.css">
+</head>
+<body class="source" data-theme="auto">
+<p><a href="{root}docs/index.html">liftenvelope</a></p>
+<h1>{title}</h1>
+{body}
+</body>
+</html>
+"""
+REDIRECT = """<!doctype html>
+<meta charset="utf-8">
+<title>liftenvelope</title>
+<link rel="icon" href="_static/favicon.svg">
+<meta http-equiv="refresh" content="0; url={page}">
+<a href="{page}">liftenvelope</a>
+"""
 
 
 def linked(env: BuildEnvironment) -> dict[str, set[str]]:
@@ -67,15 +92,29 @@ def _forget(_: Sphinx, env: BuildEnvironment, docname: str) -> None:
     linked(env).pop(docname, None)
 
 
-def _pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
+def _merge(_: Sphinx, env: BuildEnvironment, __: set[str], other: BuildEnvironment) -> None:
+    """Take what another process has read."""
+    linked(env).update(linked(other))
+
+
+def _write(app: Sphinx, failure: Exception | None) -> None:
+    """Write the pages past the theme, which would take a minute to make the navigation of each one."""
+    if failure is not None:
+        return
     paths = set().union(*linked(app.env).values())
     for path in sorted(paths):
         source = Path(app.srcdir, path)
         body = _listing(source, path, paths) if source.is_dir() else _coloured(source)
-        yield FOLDER + path, {"title": path, "body": f"<h1>{html.escape(path)}</h1>{body}"}, "page.html"
+        page = Path(app.outdir, f"{FOLDER}{path}.html")
+        page.parent.mkdir(parents=True, exist_ok=True)
+        root = "../" * (path.count("/") + 1)
+        page.write_text(PAGE.format(title=html.escape(path), root=root, body=body), "utf-8")
+    Path(app.outdir, "index.html").write_text(REDIRECT.format(page=f"{app.config.root_doc}.html"), "utf-8")
 
 
 def _coloured(source: Path) -> str:
+    if source.suffix == ".ipynb":
+        return str(HTMLExporter(template_name="basic").from_filename(str(source))[0])
     try:
         lexer = get_lexer_for_filename(source.name)
     except ClassNotFound:
@@ -96,7 +135,9 @@ def _listing(folder: Path, path: str, paths: set[str]) -> str:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register with Sphinx."""
+    logging.getLogger("traitlets").setLevel(logging.ERROR)  # nbconvert misses texts for plots
     app.add_transform(LinkToSource)
     app.connect("env-purge-doc", _forget)
-    app.connect("html-collect-pages", _pages)
-    return {"parallel_read_safe": False, "parallel_write_safe": True}
+    app.connect("env-merge-info", _merge)
+    app.connect("build-finished", _write)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

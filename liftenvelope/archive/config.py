@@ -28,7 +28,7 @@ __all__ = ["ArchiveConfig", "PipelineConfig", "read_archive_config", "with_http"
 _TARGETS: Final[Mapping[str, tuple[str, str]]] = {
     "parquet": ("to_parquet", "path"),
     "iceberg": ("to_iceberg", "table"),
-    "delta": ("to_delta", "table"),
+    "delta": ("to_delta", "path"),
 }
 #: Arguments of those functions that are not options of a file: the daemon sets them, or TOML can't.
 _OWN: Final = {"source", "stream", "access", "progress", "on_gap", "filesystem"}
@@ -221,7 +221,10 @@ def _source(where: str, table: Mapping[str, Any]) -> str:
     try:
         return Path(path).read_text()[:_LARGEST].strip()
     except (OSError, ValueError) as exc:
-        raise UsageError(f"{where} source_file must be a file that can be read, got {path!r}: {exc}") from exc
+        # The path may be a URL with a password, by mistake.
+        reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
+        text = f"{where} source_file must be a file that can be read, got {without_secrets(path)!r}"
+        raise UsageError(f"{text}: {reason}") from None
 
 
 def _target(where: str, table: Any) -> tuple[str, str, dict[str, Any]]:

@@ -3,10 +3,13 @@
 from liftenvelope.bulk._archive import Archived, to_parquet
 from liftenvelope.bulk._dead_letter import DeadLetter
 from liftenvelope.bulk._reading import count, read, tail
+from liftenvelope.bulk._restore import Restored, restore
+from liftenvelope.bulk._scan import Scan, scan
 from liftenvelope.bulk.access import Access
 from liftenvelope.bulk.errors import (
     ArchiveBusyError,
     ReadLostError,
+    RestoreError,
     RetentionError,
     ServerProtocolError,
     StreamRecreatedError,
@@ -36,7 +39,10 @@ __all__ = [
     "Gap",
     "Progress",
     "ReadLostError",
+    "RestoreError",
+    "Restored",
     "RetentionError",
+    "Scan",
     "ServerProtocolError",
     "StreamRecreatedError",
     "TableCommitError",
@@ -51,6 +57,8 @@ __all__ = [
     "delta_writer",
     "iceberg_writer",
     "read",
+    "restore",
+    "scan",
     "tail",
     "to_delta",
     "to_iceberg",

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from liftenvelope.bulk._filter_choice import MOST_SERVER_FILTERS, choose_filters
+from liftenvelope.bulk._filter_choice import MOST_SERVER_FILTERS, ask_content, choose_filters
 from liftenvelope.bulk._jetstream_direct import DirectRead, next_stored
 from liftenvelope.bulk._jetstream_read import ConsumerRead
 from liftenvelope.bulk._jetstream_requests import JetStreamRequests, pending, start_at
@@ -79,6 +79,11 @@ class JetStreamSource(JetStreamRequests):
         self.filters = ()
         if subjects is not None and not whole and self._reader is ConsumerRead:
             self.filters = choose_filters(self, subjects)
+
+    def subjects(self, most: int) -> list[str] | None:
+        """Return all subjects of the stream; None if there are more than ``most``."""
+        found = ask_content(self, ">", most)
+        return None if found is None else list(found.subjects)
 
     # Offsets
 

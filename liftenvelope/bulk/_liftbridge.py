@@ -139,6 +139,10 @@ class LiftbridgeSource:
     def filter_by(self, subjects: SubjectFilter | None, *, whole: bool) -> None:
         """Do nothing: Liftbridge servers do not filter, so the reader does."""
 
+    def subjects(self, most: int) -> list[str] | None:  # noqa: ARG002 - servers don't tell
+        """Return None: only a read can find the subjects."""
+        return None
+
     def count(self, span: Range, subjects: SubjectFilter | None) -> int | None:  # noqa: ARG002 - servers don't tell
         """Return None: only a read can count the messages."""
         return None

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
-from liftenvelope._checks import as_choice
 from liftenvelope.bulk._batches import OnGap, OnProgress, check_calls, start_batches, start_reader
 from liftenvelope.bulk._payload_plan import plan_payload
 from liftenvelope.bulk._payload_read import OnBad
 from liftenvelope.bulk._plan import OnRetention, make_plan
 from liftenvelope.bulk._schema import EnvelopeMode
-from liftenvelope.bulk._selection import Via, check_range, plan_ranges
+from liftenvelope.bulk._selection import Via, check_range, check_via, plan_ranges
 from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
 from liftenvelope.bulk.observing import observed
 from liftenvelope.bulk.ranges import Range, Stop, split_ranges
 from liftenvelope.bulk.sources import open_stream
 from liftenvelope.client.positions import Start
-from liftenvelope.errors import UsageError
 from liftenvelope.jetstream.subject_filter import parse_subjects
 from liftenvelope.payload import PayloadChoice
 
@@ -82,7 +80,7 @@ def read(
             otherwise; see docs/bulk-filters.md.
         start: ``"earliest"``, ``"latest"`` (the newest message), an offset, a moment (a
             :class:`~datetime.datetime` or :class:`~liftenvelope.client.positions.Timestamp`), or a timedelta
-            back from now.
+            back from now. A negative offset, such as -5, counts from the end of each partition.
         stop: Offset after the last one to read, or a moment: the read ends before the first message that is
             not older. Default: the end. A stop beyond the end counts as the end.
         columns: Names of the columns to return, in this order. Default: all. Other columns cost nothing.
@@ -132,9 +130,7 @@ def read(
     check_calls(on_gap, progress)
     target = find_target(source, access)
     unsigned = target.kind is ServerKind.NATS
-    as_choice("via", via, get_args(Via))
-    if via != "auto" and not unsigned:
-        raise UsageError(f"via must be 'auto' for Liftbridge, got {via!r}: it is for JetStream")
+    check_via(via, target.kind)
     wanted = parse_subjects(subjects)
     typed = plan_payload(payload, on_bad, columns, envelope, source, stream, access)
     needed = columns if typed is None else typed.reading

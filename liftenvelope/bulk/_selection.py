@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from liftenvelope._checks import as_count
+from liftenvelope._checks import as_choice, as_count
 from liftenvelope.bulk._jetstream import JetStreamSource
 from liftenvelope.bulk._plan import retention_error
+from liftenvelope.bulk.access import ServerKind
 from liftenvelope.bulk.ranges import Extent, Range, Stop, begin_of, parse_begin, parse_end
 from liftenvelope.client.positions import At, Start, StartAt
 from liftenvelope.errors import UsageError, UsageTypeError
@@ -16,7 +17,7 @@ from liftenvelope.errors import UsageError, UsageTypeError
 if TYPE_CHECKING:
     from liftenvelope.bulk.sources import RangedStream
 
-__all__ = ["Via", "check_range", "plan_ranges"]
+__all__ = ["Via", "check_range", "check_via", "plan_ranges"]
 
 #: Method for reading a JetStream stream: through a consumer, by direct requests, or chosen by the stream.
 Via: TypeAlias = Literal["auto", "consumer", "direct"]
@@ -37,6 +38,13 @@ def check_range(
     if begin.at is At.OFFSET and end is not None and end.at is At.OFFSET and end.number < begin.number:
         raise UsageError(f"stop must be at least start, {begin.number}, got {stop!r}")
     return begin, end, _numbers(partitions)
+
+
+def check_via(via: str, kind: ServerKind) -> None:
+    """Raise UsageError if a stream of such a server can't be read by a method."""
+    as_choice("via", via, get_args(Via))
+    if via != "auto" and kind is not ServerKind.NATS:
+        raise UsageError(f"via must be 'auto' for Liftbridge, got {via!r}: it is for JetStream")
 
 
 def _numbers(partitions: Iterable[int] | int | None) -> list[int] | None:

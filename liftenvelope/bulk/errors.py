@@ -7,6 +7,7 @@ from liftenvelope.errors import LiftEnvelopeError, ServerProtocolError, Transpor
 __all__ = [
     "ArchiveBusyError",
     "ReadLostError",
+    "RestoreError",
     "RetentionError",
     "ServerProtocolError",
     "StreamRecreatedError",
@@ -21,6 +22,10 @@ class ArchiveBusyError(LiftEnvelopeError):
     """Another run is writing the same files of an archive. Retry when the other run has ended."""
 
     retriable = True
+
+
+class RestoreError(LiftEnvelopeError):
+    """A restored stream differs from its archive."""
 
 
 class RetentionError(LiftEnvelopeError):

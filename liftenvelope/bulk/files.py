@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import datetime
 import json
 import reprlib
 import secrets
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -90,15 +92,18 @@ def to_lines(batch: pa.RecordBatch) -> Iterator[str]:
         found: dict[str, Any] = {}
         for name, values in columns:
             _put(found, name, values[row])
-        yield json.dumps(found, ensure_ascii=False)
+        yield json.dumps(found, ensure_ascii=False, default=_plain)
 
 
 def _values(column: pa.Array, kind: pa.DataType) -> list[Any]:
     if pa.types.is_timestamp(kind):
-        # Cast to a naive timestamp first: always nine decimals, and no name of the zone.
-        plain = column.cast(pa.timestamp("ns")).cast(pa.string()).to_pylist()
-        return [None if text is None else text.replace(" ", "T") + "Z" for text in plain]
+        # Cast to a naive timestamp first: all decimals of the unit, and no name of the zone.
+        plain = column.cast(pa.timestamp(kind.unit)).cast(pa.string()).to_pylist()
+        end = "" if kind.tz is None else "Z"
+        return [None if text is None else text.replace(" ", "T") + end for text in plain]
     found: list[Any] = column.to_pylist()
+    if pa.types.is_map(kind):
+        return [None if row is None else {name: _plain(value) for name, value in row} for row in found]
     return found
 
 
@@ -110,13 +115,16 @@ def _put(row: dict[str, Any], name: str, value: Any) -> None:
             row[name] = value.decode()
         except UnicodeDecodeError:
             row[name + _BASE64] = base64.b64encode(value).decode()
-    elif name == "headers":
-        row[name] = {header: _header(content) for header, content in value}
     else:
         row[name] = value
 
 
-def _header(value: bytes) -> str | dict[str, str]:
+def _plain(value: Any) -> Any:
+    """Return a value inside a map, a list or a struct as JSON can carry it."""
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if not isinstance(value, bytes):
+        return str(value) if isinstance(value, Decimal | datetime.timedelta) else value
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
 
+from liftenvelope._checks import MAX_INT64
 from liftenvelope.client.positions import At, Cursor, Start, StartAt, Timestamp, parse_start
 from liftenvelope.errors import UsageError, UsageTypeError
 
@@ -71,7 +72,7 @@ class Progress:
 
 
 def parse_begin(start: Start, now_ns: int) -> StartAt:
-    """Parse the start position of a read.
+    """Parse the start position of a read. A negative offset counts from the end of each partition.
 
     Raises:
         UsageError: The position is out of range or an unknown word.
@@ -81,6 +82,8 @@ def parse_begin(start: Start, now_ns: int) -> StartAt:
         raise UsageTypeError(
             f"start must not be a Cursor, got {start!r}: look it up, and read from the offset after it"
         )
+    if isinstance(start, int) and not isinstance(start, bool) and start < 0:
+        return StartAt(At.OFFSET, max(start, -MAX_INT64))
     return parse_start(start, now_ns)
 
 
@@ -118,7 +121,7 @@ def begin_of(start: StartAt, extent: Extent, found: int | None) -> int:
             return max(extent.oldest, extent.end - 1)
         case At.TIME:
             return extent.end if found is None else found
-    return start.number
+    return start.number if start.number >= 0 else max(extent.oldest, extent.end + start.number)
 
 
 def split_ranges(ranges: list[Range], parts: int) -> list[Range]:

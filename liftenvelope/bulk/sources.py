@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from liftenvelope._checks import MAX_INT64
 from liftenvelope.bulk._jetstream import JetStreamSource
 from liftenvelope.bulk._liftbridge import LiftbridgeSource
 from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
+from liftenvelope.bulk.ranges import Extent, Range
 
 if TYPE_CHECKING:
     from liftenvelope.bulk._crew import Outlet
     from liftenvelope.bulk._plan import BatchPlan
-    from liftenvelope.bulk.ranges import Extent, Range
+    from liftenvelope.bulk.narrowing import Narrowing
     from liftenvelope.jetstream.subject_filter import SubjectFilter
 
-__all__ = ["LiftbridgeSource", "RangedStream", "open_stream"]
+__all__ = ["LiftbridgeSource", "RangedStream", "narrowed_range", "open_stream"]
 
 
 class RangedStream(Protocol):
@@ -56,6 +58,10 @@ class RangedStream(Protocol):
         """
         ...
 
+    def subjects(self, most: int) -> list[str] | None:
+        """Return all subjects of the stream; None if there are more than ``most``, or no server knows."""
+        ...
+
     def created(self) -> int:
         """Return the creation time of the stream in ns since 1970; 0 if the server does not report it."""
         ...
@@ -83,3 +89,28 @@ def open_stream(source: Source, stream: str, access: Access | None) -> RangedStr
     if target.kind is ServerKind.NATS:
         return JetStreamSource(target, stream)
     return LiftbridgeSource(target, stream)
+
+
+def narrowed_range(opened: RangedStream, span: Range, narrowing: Narrowing) -> Range:
+    """Return the part of a range that a query may need; empty if it needs nothing.
+
+    Raises:
+        LiftEnvelopeError: A server that is asked for the offset at a time refuses or does not answer.
+    """
+    number, start, stop = span.partition, span.start, span.stop
+    if narrowing.is_empty or not narrowing.wants_partition(number):
+        return Range(number, start, start)
+    start, stop = max(start, narrowing.start), min(stop, narrowing.stop)
+    extent = Extent(span.start, span.stop)
+    if narrowing.begin_ns is not None and start < stop:
+        start = max(start, _at_time(opened, number, narrowing.begin_ns, extent))
+    if narrowing.end_ns is not None and start < stop:
+        stop = min(stop, _at_time(opened, number, narrowing.end_ns, extent))
+    return Range(number, start, max(start, stop))
+
+
+def _at_time(opened: RangedStream, partition: int, time_ns: int, extent: Extent) -> int:
+    """Return the offset of the first message that is not older than a time, which may be any integer."""
+    if time_ns <= 0:
+        return extent.oldest
+    return opened.at_time(partition, min(time_ns, MAX_INT64), extent)

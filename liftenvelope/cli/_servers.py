@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from liftenvelope.client import Client, ClientEvent
     from liftenvelope.jetstream import JetStream
 
-__all__ = ["CommandServers", "find_servers", "json_option", "on_servers", "with_source"]
+__all__ = ["CommandServers", "find_servers", "json_option", "named_servers", "on_servers", "with_source"]
 
 _PORTS: Final = {"nats": 4222, "tls": 4222, "liftbridge": 9292}
 _EXPECTED: Final = "a URL such as nats://host:4222, tls://host:4222 or liftbridge://host:9292"
@@ -385,9 +385,19 @@ def with_source(work: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def named_servers(url: str | None, context: str | None) -> CommandServers:
+    """Return the servers that the options of a command on :mod:`liftenvelope.bulk` stand for.
+
+    Raises:
+        UsageError: As :func:`find_servers`.
+    """
+    given = os.environ.get("LIFTENVELOPE_URL")
+    return find_servers(url, context, _TIMEOUT_DEFAULT, from_environment=given)
+
+
 def _bulk_source(url: str | None, context: str | None) -> dict[str, Any]:
     given = os.environ.get("LIFTENVELOPE_URL")
-    servers = find_servers(url, context, _TIMEOUT_DEFAULT, from_environment=given)
+    servers = named_servers(url, context)
     if not servers.context.name:
         return {"source": url if url is not None else given, "access": None}
     return {"source": list(servers.urls), "access": servers.access()}

@@ -19,7 +19,7 @@ from liftenvelope.errors import LiftEnvelopeError, UsageError
 if TYPE_CHECKING:
     from liftenvelope.client import Client
     from liftenvelope.monitor import Sampler
-    from liftenvelope.monitor.server import MessageSourceHolder
+    from liftenvelope.monitor.server import MonitorLink
 
 __all__ = ["dev"]
 
@@ -117,36 +117,26 @@ async def _run(nats_port: int, listen: str, http: str, rate: float, folder: str,
 async def _monitor(gateway: str, http: str) -> AsyncIterator[str]:
     """Serve the monitor of the gateway while the block runs; yield the URL of its page."""
     from liftenvelope.monitor import Collector
-    from liftenvelope.monitor.server import (
-        MessageSourceHolder,
-        MonitorAccess,
-        MonitorServer,
-        serving_monitor,
-    )
+    from liftenvelope.monitor.server import MonitorAccess, MonitorLink, MonitorPages, serving_monitor
     from liftenvelope.rpc.address import parse_address
 
     address = parse_address(http, any_port=True)
     access = MonitorAccess()
     access.check(address.host)
-    source = MessageSourceHolder()
-    collector = Collector(lambda: _sampler(gateway, source), kind="liftbridge", interval=_INTERVAL)
-    server = MonitorServer(collector, source=source, access=access, where=f"liftbridge://{gateway}")
-    async with serving_monitor(collector, server, address) as found:
+    link = MonitorLink()
+    collector = Collector(lambda: _sampler(gateway, link), kind="liftbridge", interval=_INTERVAL)
+    pages = MonitorPages(collector, link=link, access=access, where=f"liftbridge://{gateway}")
+    async with serving_monitor(collector, pages, address) as found:
         yield f"http://{found}/"
 
 
 @asynccontextmanager
-async def _sampler(gateway: str, source: MessageSourceHolder) -> AsyncIterator[Sampler]:
+async def _sampler(gateway: str, link: MonitorLink) -> AsyncIterator[Sampler]:
     from liftenvelope.client import connect
-    from liftenvelope.monitor.liftbridge import LiftbridgeSampler
-    from liftenvelope.monitor.server import LiftbridgeMessages
 
     async with connect(gateway) as client:
-        source.current = LiftbridgeMessages(client)
-        try:
-            yield LiftbridgeSampler(client)
-        finally:
-            source.current = None
+        with link.to_liftbridge(client) as sampler:
+            yield sampler
 
 
 @asynccontextmanager

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from liftenvelope._checks import as_local_path
-from liftenvelope.cli._places import PlaceType, check_lines, check_open, fail_cleanly
+from liftenvelope.cli._places import PlaceType, StartType, check_lines, check_open, fail_cleanly
 from liftenvelope.cli._servers import with_source
 from liftenvelope.cli._terminal import harmless_json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @click.command()
@@ -29,17 +33,18 @@ from liftenvelope.cli._terminal import harmless_json
 )
 @click.option(
     "--start",
-    default="earliest",
-    show_default=True,
-    type=PlaceType("earliest", "latest", "new"),
+    "-s",
+    type=StartType("earliest", "latest", "new"),
     help="Where to start: earliest, latest (the newest message), new (after the newest message), an offset, "
-    "or a time such as 2026-01-31T12:00, UTC.",
+    "-5 for the last five offsets of each partition, a time such as 2026-01-31T12:00, UTC, or an age such as "
+    "1h.  [default: earliest; latest with --follow]",
 )
 @click.option(
     "--stop",
     type=PlaceType("latest"),
     help="Offset or time to stop before, or latest.  [default: the end]",
 )
+@click.option("--limit", "-n", type=click.IntRange(min=1), help="Number of rows after which to end.")
 @click.option("--partition", "partitions", multiple=True, type=int, help="Partition to read; repeatable.")
 @click.option(
     "--subject",
@@ -51,6 +56,20 @@ from liftenvelope.cli._terminal import harmless_json
 @click.option(
     "--envelope", default="none", show_default=True, type=click.Choice(["none", "strip", "columns"])
 )
+@click.option(
+    "--payload",
+    default="raw",
+    show_default=True,
+    type=click.Choice(["raw", "json", "msgpack", "arrow"]),
+    help="Format of the values, whose fields become columns; not for a folder.",
+)
+@click.option(
+    "--on-bad",
+    default="fail",
+    show_default=True,
+    type=click.Choice(["fail", "column"]),
+    help="With --payload: end at a message that does not fit, or add bad_reason and bad_value.",
+)
 @click.option("--follow", is_flag=True, help="Keep waiting for new messages; lines of JSON only.")
 @click.option("--rotate-rows", type=int, help="With a folder: maximum number of rows in a file.")
 @click.option("--rotate-bytes", type=int, help="With a folder: size in bytes at which a file ends.")
@@ -59,7 +78,9 @@ def read(
     stream: str,
     source: Any,
     to: str,
+    start: Any,
     follow: bool,
+    limit: int | None,
     rotate_rows: int | None,
     rotate_bytes: int | None,
     **how: Any,
@@ -71,6 +92,7 @@ def read(
     if not to:  # Path("") is the current folder
         raise click.UsageError("--to must not be empty, got ''")
     fail_cleanly(lambda: as_local_path("--to", to))
+    how["start"] = start if start is not None else "latest" if follow else "earliest"
     how["partitions"] = list(how["partitions"]) or None
     how["subjects"] = how["subjects"] or None
     if how["columns"] is not None:
@@ -81,15 +103,20 @@ def read(
         if to.endswith(".parquet") or _is_folder(to) or rotation or how.pop("stop") is not None:
             text = "--follow never ends: leave out --stop, --rotate-rows and --rotate-bytes"
             raise click.UsageError(f"{text}, and write lines of JSON")
-        fail_cleanly(lambda: _print(source, stream, to, how, follow=True))
+        fail_cleanly(lambda: _print(source, stream, to, how, limit, follow=True))
     elif _is_folder(to):
+        if limit is not None:
+            raise click.UsageError("--limit needs a file or -: a folder gets what is new in the stream")
+        if how.pop("payload") != "raw":
+            raise click.UsageError("--payload is not for a folder: write a file, such as --to orders.parquet")
+        del how["on_bad"]
         fail_cleanly(lambda: _archive(source, stream, to, how | rotation))
     elif rotation:
         raise click.UsageError("--rotate-rows and --rotate-bytes need a folder, such as --to orders/")
     elif to.endswith(".parquet"):
-        fail_cleanly(lambda: _save(source, stream, to, how))
+        fail_cleanly(lambda: _save(source, stream, to, how, limit))
     else:
-        fail_cleanly(lambda: _print(source, stream, to, how, follow=False))
+        fail_cleanly(lambda: _print(source, stream, to, how, limit, follow=False))
 
 
 def _is_folder(to: str) -> bool:
@@ -124,16 +151,34 @@ def _archive(source: Any, stream: str, to: str, how: dict[str, Any]) -> None:
     click.echo(f"{done.rows:,} rows in {len(done.files)} files, {done.bytes:,} bytes", err=True)
 
 
-def _save(source: Any, stream: str, to: str, how: dict[str, Any]) -> None:
+def _first(reader: pa.RecordBatchReader, limit: int | None) -> pa.RecordBatchReader:
+    """Return a reader of the first rows of another one; of all without a limit."""
+    if limit is None:
+        return reader
+    import pyarrow as pa
+
+    def batches(left: int) -> Iterator[pa.RecordBatch]:
+        for batch in reader:
+            yield batch.slice(0, left)
+            left -= batch.num_rows
+            if left <= 0:
+                return
+
+    return pa.RecordBatchReader.from_batches(reader.schema, batches(limit))
+
+
+def _save(source: Any, stream: str, to: str, how: dict[str, Any], limit: int | None) -> None:
     from liftenvelope import bulk
     from liftenvelope.bulk.files import save_parquet
 
     with _Bar() as bar:
-        rows = save_parquet(bulk.read(source, stream, progress=bar, **how), Path(to))
+        rows = save_parquet(_first(bulk.read(source, stream, progress=bar, **how), limit), Path(to))
     click.echo(f"{rows:,} rows", err=True)
 
 
-def _print(source: Any, stream: str, to: str, how: dict[str, Any], *, follow: bool) -> None:
+def _print(
+    source: Any, stream: str, to: str, how: dict[str, Any], limit: int | None, *, follow: bool
+) -> None:
     from liftenvelope import bulk
     from liftenvelope.bulk.files import to_lines
 
@@ -142,7 +187,7 @@ def _print(source: Any, stream: str, to: str, how: dict[str, Any], *, follow: bo
     reader = bulk.tail(source, stream, **how) if follow else bulk.read(source, stream, **how)
     # Bytes, because the terminal's text encoding need not be UTF-8, and JSON is.
     with click.open_file(to, "wb") as out:
-        for batch in reader:
+        for batch in _first(reader, limit):
             for line in to_lines(batch):
                 out.write(harmless_json(line).encode() + b"\n")
             out.flush()

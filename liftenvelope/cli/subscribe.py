@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,17 @@ __all__ = ["read_stream", "subscribe"]
 
 #: Messages of one request.
 _FETCH: Final = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ReadOptions:
+    """Options of the command that choose messages."""
+
+    start: Any
+    no_follow: bool
+    partitions: tuple[int, ...]
+    subjects: tuple[str, ...]
+    resume: bool
 
 
 @click.command()
@@ -84,28 +96,23 @@ async def subscribe(
 def read_stream(servers: CommandServers, name: str, **options: Any) -> AsyncGenerator[Received, None]:
     """Read a stream with the options of the command; see its help."""
     read = _jetstream if servers.is_jetstream else _liftbridge
-    return read(servers, name, **options)
+    return read(servers, name, _ReadOptions(**options))
 
 
 async def _jetstream(
     servers: CommandServers,
     name: str,
-    *,
-    start: Any,
-    no_follow: bool,
-    partitions: tuple[int, ...],
-    subjects: tuple[str, ...],
-    resume: bool,
+    options: _ReadOptions,
 ) -> AsyncGenerator[Received, None]:
-    if partitions or resume:
-        servers.need("liftbridge", "--partition" if partitions else "--resume")
+    if options.partitions or options.resume:
+        servers.need("liftbridge", "--partition" if options.partitions else "--resume")
     from liftenvelope.nats import accelerate
 
     async with servers.jetstream() as js:
         accelerate(js.api.nc)  # nats-py keeps one value of a header that is repeated
         stream = await js.stream(name)
-        consumer = await _ordered(stream, start, subjects)
-        if no_follow:
+        consumer = await _ordered(stream, options.start, options.subjects)
+        if options.no_follow:
             end = stream.cached_info.state.last_seq
             while batch := await consumer.fetch_no_wait(_FETCH):
                 for message in batch:
@@ -149,22 +156,18 @@ def _note(event: PullEvent) -> None:
 async def _liftbridge(
     servers: CommandServers,
     name: str,
-    *,
-    start: Any,
-    no_follow: bool,
-    partitions: tuple[int, ...],
-    subjects: tuple[str, ...],
-    resume: bool,
+    options: _ReadOptions,
 ) -> AsyncGenerator[Received, None]:
-    if subjects:
+    if options.subjects:
         servers.need("nats", "--subject")
     async with servers.liftbridge() as client, AsyncExitStack() as stack:
         count = (await client.fetch_metadata(streams=[name])).partition_count(name)
-        numbers = sorted(set(partitions)) or range(count)
+        numbers = sorted(set(options.partitions)) or range(count)
+        start, resume = options.start, options.resume
         reads = []
         for number in numbers:
             place = await _last(client, name, number, -start) if _is_back(start) else start
-            stop = "latest" if no_follow else None
+            stop = "latest" if options.no_follow else None
             read = client.subscribe(name, partition=number, start=place, stop=stop, resume=resume)
             try:
                 reads.append(await stack.enter_async_context(read))

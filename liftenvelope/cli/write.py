@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from contextlib import suppress
 from typing import Any
 
 import click
 
 from liftenvelope._checks import as_local_path
 from liftenvelope.cli._places import check_lines, check_open, fail_cleanly
-from liftenvelope.cli._servers import with_source
+from liftenvelope.cli._servers import CommandServers, named_servers, with_source
 
 
 @click.command()
@@ -35,11 +37,49 @@ from liftenvelope.cli._servers import with_source
     help="JetStream: publish rows one by one, in atomic batches of 1,000, or by fast ingest; auto: fast if "
     "the stream allows it.",
 )
+@click.option(
+    "--payload",
+    default="raw",
+    show_default=True,
+    type=click.Choice(("raw", "json", "msgpack", "arrow")),
+    help="Format of the values, encoded from the columns of a .parquet file that a stream does not have.",
+)
 @click.option("--partition", type=int, help="Liftbridge: partition of all rows.")
+@click.option(
+    "--create",
+    is_flag=True,
+    help="Create STREAM if it does not exist. Its subject is --subject or its own name; JetStream: all rows "
+    "get it.",
+)
+@click.pass_context
 @with_source
-def write(stream: str, source: Any, origin: str, **how: Any) -> None:
+def write(context: click.Context, stream: str, source: Any, origin: str, create: bool, **how: Any) -> None:
     """Publish rows to STREAM in order and wait for all acks."""
+    if create:
+        servers = named_servers(context.params["url"], context.params["context"])
+        subject = how["subject"] or stream
+        if servers.is_jetstream:
+            how["subject"] = subject
+        fail_cleanly(lambda: asyncio.run(_create(servers, stream, subject)))
     fail_cleanly(lambda: _write(source, stream, origin, how))
+
+
+async def _create(servers: CommandServers, stream: str, subject: str) -> None:
+    """Create a stream with the servers' defaults; keep one that exists."""
+    from liftenvelope.errors import StreamExistsError, StreamNotFoundError
+
+    if servers.is_jetstream:
+        from liftenvelope.jetstream import StreamConfig
+
+        async with servers.jetstream() as js:
+            try:
+                await js.stream(stream)
+            except StreamNotFoundError:
+                await js.create_stream(StreamConfig(name=stream, subjects=(subject,)))
+    else:
+        async with servers.liftbridge() as client:
+            with suppress(StreamExistsError):
+                await client.create_stream(subject, stream)
 
 
 def _write(source: Any, stream: str, origin: str, how: dict[str, Any]) -> None:
@@ -49,6 +89,8 @@ def _write(source: Any, stream: str, origin: str, how: dict[str, Any]) -> None:
 
     if origin.endswith(".parquet"):
         done = bulk.write(source, stream, open_parquet(path), **how)
+    elif how["payload"] != "raw":
+        raise click.UsageError(f"--payload needs --from with a .parquet file, got {origin!r}")
     else:
         check_lines("--from", origin)
         check_open("--from", origin, sys.stdin)

@@ -76,6 +76,7 @@ class WorkerSlot:
         self._backoff = Backoff(first=_FIRST, longest=_LONGEST, jitter=0.0)
         self._is_stopping = False
         self._port = 0
+        self._served = False
         self.address = ""
         self.reasons: dict[str, str] = {"running": NOT_STARTED}
         self.restarts = 0
@@ -98,6 +99,7 @@ class WorkerSlot:
 
     async def _run(self) -> str:
         """Run the worker once; return why it has ended."""
+        self._served = False
         try:
             # The number is for those who read a list of processes.
             command = [*self._program.command, str(self.number)]
@@ -111,6 +113,9 @@ class WorkerSlot:
             status = await process.kill()
             self.process = None
             self._note("", {"running": NOT_STARTED})
+        if not self._served and not self._serving.gateway.get("port"):
+            # Another program may have taken the free port of the run before: the next run takes any.
+            self._port = 0
         return process.error or f"worker {self.number} has ended with status {status}"
 
     def _first(self) -> dict[str, Any]:
@@ -163,6 +168,7 @@ class WorkerSlot:
         self.address, self.reasons = address, reasons
         if address:
             self._port = parse_address(address).port
+            self._served = True
             self._backoff.reset()
             self.started.set()
         if changed:

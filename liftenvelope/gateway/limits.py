@@ -67,7 +67,7 @@ class Limits(ServerLimits):
         http_timeout: Seconds from the start of an HTTP connection to its end, whatever its client does.
             Default 10.
 
-    The other attributes are inherited from :class:`~liftenvelope.rpc.limits.ServerLimits`.
+    The other attributes are inherited from ``liftenvelope.rpc.limits.ServerLimits``.
 
     Raises:
         UsageError: A limit is out of range.

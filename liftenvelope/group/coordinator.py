@@ -255,8 +255,9 @@ class Coordinator:
         """Nudge the members to ask at once. If the nudge is lost, their next heartbeat tells them."""
         if state.phase is Phase.STABLE:
             group = {"group": state.name, "generation": state.generation, "members": len(state.members)}
-            text = "group %(group)s: generation %(generation)d has %(members)d members"
-            log.info(text, group, extra=group)
+            members = "1 member" if len(state.members) == 1 else f"{len(state.members)} members"
+            text = "group %s: generation %d has %s"
+            log.info(text, state.name, state.generation, members, extra=group)
         self._spawn(self._nudge(state.name, b"%d %d" % (state.generation, state.phase)))
 
     async def _nudge(self, name: str, where: bytes) -> None:

@@ -82,6 +82,28 @@ class SubjectFilter:
             left += [(at + 1, node[branch]) for branch in branches if branch in node]
         return False
 
+    def intersection(self, other: SubjectFilter) -> SubjectFilter:
+        """Return the filter for the subjects that both match. It has no filters if there are none.
+
+        Example:
+            >>> SubjectFilter(["a.*", "b.>"]).intersection(SubjectFilter(["*.x.>", "a.y"])).filters
+            ('a.y', 'b.x.>')
+        """
+        pairs = (_both(one.split("."), two.split(".")) for one in self.filters for two in other.filters)
+        return SubjectFilter(".".join(tokens) for tokens in pairs if tokens is not None)
+
+
+def _both(one: list[str], two: list[str]) -> list[str] | None:
+    """Return the filter for the subjects that two filters match: always one filter, or None."""
+    found: list[str] = []
+    for at, (mine, its) in enumerate(zip(one, two, strict=False)):
+        if mine == ">" or its == ">":
+            return found + (two if mine == ">" else one)[at:]
+        if mine != its and "*" not in (mine, its):
+            return None
+        found.append(its if mine == "*" else mine)
+    return found if len(one) == len(two) else None
+
 
 def _generality(text: str) -> tuple[int, int, bool, str]:
     """Return a sort key that puts every filter behind those that cover it.

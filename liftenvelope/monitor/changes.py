@@ -74,7 +74,7 @@ def change_from_json(found: object) -> ServerChange:
     """Return the change that a request asks for.
 
     Raises:
-        UsageError: It is not an object with the fields of :class:`ServerChange`, or a value has the wrong type.
+        UsageError: It is not an object with the fields of a change, or a value has the wrong type.
     """
     if not isinstance(found, dict):
         raise UsageError(f"a change must be a JSON object, got {type(found).__name__}")

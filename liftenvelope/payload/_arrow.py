@@ -105,6 +105,8 @@ class ArrowBatches(PayloadFormat):
 
 def buffers_of(values: pa.Array) -> Iterator[pa.Buffer]:
     """Yield the bytes of values in place; a scalar's buffer would be a copy."""
+    if not len(values):
+        return
     _, ends, data = values.cast(pa.binary()).buffers()
     offsets = memoryview(ends).cast("i")[values.offset : values.offset + len(values) + 1]
     for start, stop in itertools.pairwise(offsets):

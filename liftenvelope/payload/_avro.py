@@ -85,8 +85,9 @@ class Avro(PayloadFormat):
 
 def _parsed(schema: AvroSchema) -> Any:
     fastavro: Any = require("fastavro", "payload")
+    found = _loaded(schema)
     try:
-        return fastavro.parse_schema(_loaded(schema))
+        return fastavro.parse_schema(found)
     except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, KeyError, TypeError) as exc:
         raise UsageError(f"schema must be an Avro schema: {exc}") from exc
 

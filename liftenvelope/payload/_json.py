@@ -111,7 +111,7 @@ class JsonDecoder(PayloadDecoder):
             faulty = {value.index for value in bad}
             texts = [None if i in faulty else self._others(item) for i, item in enumerate(values.to_pylist())]
             arrays.append(pa.array(texts, pa.string()))
-        return Decoded([pa.RecordBatch.from_arrays(arrays, schema=self.schema)], bad)
+        return Decoded([pa.RecordBatch.from_arrays(arrays, schema=self.schema)], tuple(bad))
 
     def _others(self, value: bytes) -> str | None:
         found = object_of(value) or {}

@@ -14,6 +14,7 @@ from liftenvelope._checks import check_stream_name
 from liftenvelope.client.cursor_names import check_cursor_id
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream.names import check_stream_name as check_jetstream_name
+from liftenvelope.jetstream.subject_filter import SubjectFilter, parse_subjects
 from liftenvelope.spark._connection import CONNECTION_OPTIONS, ConnectionSettings, read_connection
 from liftenvelope.spark._offsets import LATEST, PartitionPlace, Places, check_order, end_places, start_places
 from liftenvelope.spark._words import Words
@@ -40,7 +41,7 @@ _SOURCE: Final = (
     *_BATCH_ONLY,
     *_LIMITS,
 )
-_SOURCES: Final = {"liftbridge": ("readISRReplica", "commitCursor"), "jetstream": ()}
+_SOURCES: Final = {"liftbridge": ("readISRReplica", "commitCursor"), "jetstream": ("filterSubjects",)}
 _SINK: Final = ("topic", "deliveryGuarantee", "maxInFlight", "includeHeaders")
 _SINKS: Final = {
     "liftbridge": ("ackPolicy", "partitioner"),
@@ -94,6 +95,7 @@ class SourceOptions:
         headers: Include a column with the headers.
         envelope: ``"none"``, ``"strip"`` or ``"columns"``: see :func:`liftenvelope.bulk.read`.
         cursor: For Liftbridge: id of the cursors that show the progress of the query; None for none.
+        subjects: For JetStream: filter of the subjects to read; None for all.
     """
 
     connection: ConnectionSettings
@@ -110,6 +112,7 @@ class SourceOptions:
     headers: bool
     envelope: str
     cursor: str | None = None
+    subjects: SubjectFilter | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +185,7 @@ def source_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -
         headers=words.truth("includeHeaders", default=False),
         envelope=_envelope(format_, words),
         cursor=_cursor(format_, words),
+        subjects=_subjects(format_, words),
     )
 
 
@@ -217,6 +221,16 @@ def _cursor(format_: str, words: Words) -> str | None:
         except UsageError as exc:
             raise OptionError(str(exc)) from exc
     return found
+
+
+def _subjects(format_: str, words: Words) -> SubjectFilter | None:
+    text = words.text("filterSubjects") if format_ == "jetstream" else None
+    if text is None:
+        return None
+    try:
+        return parse_subjects(subject.strip() for subject in text.split(","))
+    except UsageError as exc:
+        raise OptionError(f"filterSubjects={text!r}: {exc}; separate subjects by commas") from exc
 
 
 def _limits(words: Words) -> dict[str, Any]:

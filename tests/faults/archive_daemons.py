@@ -1,12 +1,16 @@
-"""Archives of two daemons at once, on the disk or on an S3 server: they are killed, stopped, and start again."""
+"""Two archive daemons at once, on the disk or an S3 server: they are killed, stopped, and start again."""
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import json
-import subprocess
-import sys
+import multiprocessing
+import os
+import signal
 import time
 from contextlib import ExitStack
+from functools import cache
 from typing import Any, Final
 
 import duckdb
@@ -15,10 +19,11 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from liftenvelope import bulk
+from liftenvelope.archive import ArchiveDaemon, read_archive_config
 from liftenvelope.bulk import Access, ArchiveBusyError
+from liftenvelope.cli._logging import start_logging
 from tests.faults.bulk_writes import access_of, write_rows
 from tests.faults.checker import Checker
-from tests.faults.children import Child
 from tests.faults.messages import COLUMNS, columns_of
 from tests.faults.running import Path, Run
 from tests.s3 import S3Server, run_s3
@@ -32,6 +37,64 @@ _STOP: Final = 120.0
 _NAMES: Final = ("daemon1", "daemon2")
 
 
+def _serve(config: str, log: str) -> None:
+    """Run a daemon, as ``liftenvelope archive`` does."""
+    with open(log, "ab") as file:
+        os.dup2(file.fileno(), 2)
+    start_logging("info", "json", "warn")
+    succeeded = asyncio.run(ArchiveDaemon(read_archive_config(config)).run())
+    os._exit(0 if succeeded else 1)  # as the command: threads of runs that did not end in time are left
+
+
+@cache
+def _forks() -> Any:
+    """Processes that need not import the package again, which takes longer than all of their work."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+@cache
+def _s3() -> S3Server:
+    """One server for all runs of this process."""
+    servers = ExitStack()
+    atexit.register(servers.close)
+    return servers.enter_context(run_s3())
+
+
+class _Forked:
+    """A daemon that may be killed and started again."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._arguments = arguments
+        self._process: Any = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self.is_running else None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and bool(self._process.is_alive())
+
+    def start(self) -> None:
+        self._process = _forks().Process(target=_serve, args=self._arguments, daemon=True)
+        self._process.start()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+
+    def stop(self, timeout: float) -> int | None:
+        """Send SIGTERM and wait; return the exit status, None if it goes on."""
+        if self.pid is not None:
+            os.kill(self._process.pid, signal.SIGTERM)
+        self._process.join(timeout)
+        status: int | None = self._process.exitcode
+        return status
+
+
 class _Daemons:
     """One run after the other.
 
@@ -41,30 +104,15 @@ class _Daemons:
 
     def __init__(self, *, on_s3: bool) -> None:
         self._on_s3 = on_s3
-        self._servers = ExitStack()
         self._s3: S3Server | None = None
 
     def work(self, run: Run) -> None:
         """Write rows while two daemons archive them, and stop the daemons."""
-        self._servers = ExitStack()
-        if self._on_s3:
-            self._s3 = self._servers.enter_context(run_s3())
+        self._s3 = _s3() if self._on_s3 else None
         config = run.folder / "pipeline.toml"
         config.write_text(self._config(run))
-        log = self._servers.enter_context((run.folder / "daemons.log").open("ab"))
-        command = [
-            sys.executable,
-            "-m",
-            "liftenvelope",
-            "archive",
-            "--config",
-            str(config),
-            "--log-format",
-            "json",
-        ]
-        # Their log goes into the run's folder, and their output is empty.
-        shell = ["/bin/sh", "-c", f'exec "$@" 2>>{log.name}', "sh", *command]
-        children = {name: Child(lambda _: shell, lambda _: None) for name in _NAMES}
+        log = str(run.folder / "daemons.log")
+        children = {name: _Forked(str(config), log) for name in _NAMES}
         try:
             for name, child in children.items():
                 child.start()
@@ -99,29 +147,21 @@ class _Daemons:
         return "\n".join(lines) + "\n"
 
     def _place(self, run: Run) -> str:
-        return str(run.folder / "archive") if self._s3 is None else self._s3.url("archive")
+        return str(run.folder / "archive") if self._s3 is None else self._s3.url(run.folder.name)
 
-    def _stop(self, run: Run, children: dict[str, Child]) -> None:
-        for child in children.values():
-            if child.pid is not None:
-                subprocess.run(["kill", "-TERM", str(child.pid)], check=False)
+    def _stop(self, run: Run, children: dict[str, _Forked]) -> None:
         for name, child in children.items():
             with run.timed(f"stop of {name}", _STOP):
-                status = child.wait(_STOP * 2)
-            # A signal that comes before the handler is set ends the process like any other.
-            if status not in (0, -9, -15):
-                run.violate(
-                    f"{name} ended with status {status}: {(run.folder / 'daemons.log').read_text()[-800:]}"
-                )
+                status = child.stop(_STOP * 2)
+            # A signal that comes before its handler is set ends the process like any other.
+            if status not in (0, -signal.SIGKILL, -signal.SIGTERM):
+                log = (run.folder / "daemons.log").read_text()
+                run.violate(f"{name} ended with status {status}: {log[-800:]}")
 
     def check(self, run: Run, rows: int) -> None:
         """Bring the archive to the end, and hold it to what was reported and to the stream."""
-        try:
-            self._finish(run)
-            files = self._fetched(run)
-        finally:
-            self._servers.close()
-            self._s3 = None
+        self._finish(run)
+        files = self._fetched(run)
         checker = Checker(run.messages, run.ledger, once=True, repeats=run.scene.is_liftbridge)
         for file in files:
             for batch in pq.ParquetFile(file).iter_batches(columns=COLUMNS):
@@ -160,7 +200,7 @@ class _Daemons:
         """Files of the archive on the disk, in the order of their offsets."""
         folder = run.folder / "archive"
         if self._s3 is not None:
-            filesystem, root = self._s3.filesystem, self._s3.path("archive")
+            filesystem, root = self._s3.filesystem, self._s3.path(run.folder.name)
             for one in filesystem.get_file_info(pafs.FileSelector(root, recursive=True)):
                 if one.type is pafs.FileType.File:
                     target = folder / one.path.removeprefix(f"{root}/")

@@ -13,6 +13,7 @@ from tests.faults.groups import GROUP
 from tests.faults.plan import Plan
 from tests.faults.publishing import ACK_INBOX, CLIENT, JETSTREAM, PUBLISHER
 from tests.faults.running import Path, Result, Run, run_plan
+from tests.faults.tables import TABLE_PATHS
 
 __all__ = ["WORK", "run_any"]
 
@@ -26,6 +27,7 @@ WORK: Final[dict[str, Path]] = {
     "archive": ARCHIVE,
     "archive-daemon": ARCHIVE_DAEMON,
     "archive-s3": ARCHIVE_S3,
+    **TABLE_PATHS,
 }
 
 

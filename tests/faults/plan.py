@@ -125,6 +125,8 @@ PATHS: Final[Mapping[str, PathRules]] = {
     # Two daemons on one archive.
     "archive-daemon": PathRules(("nats1",), (), 50_000, ("daemon1", "daemon2")),
     "archive-s3": PathRules(("nats1",), (), 50_000, ("daemon1", "daemon2")),
+    "table-iceberg": PathRules((*_JETSTREAM, "gateway1", "liftbridge1"), (), 5_000, ("table1", "table2")),
+    "table-delta": PathRules((*_JETSTREAM, "gateway1", "liftbridge1"), (), 5_000, ("table1", "table2")),
 }
 
 #: Paths that need more than the tests do: they come only where they are asked for.

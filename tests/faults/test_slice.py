@@ -29,6 +29,8 @@ RUNS: Final = [
     ("archive", "nats1", 2),
     ("archive-daemon", "nats1", 1),
     ("archive-s3", "nats1", 1),
+    ("table-iceberg", "gateway1", 1),
+    ("table-delta", "nats1", 2),
 ]
 
 

@@ -108,7 +108,7 @@ def fetch(python: DebianPython) -> None:
     staging = python.folder.with_name(f"{python.folder.name}.part")
     shutil.rmtree(staging, ignore_errors=True)
     name = f"python{python.version}"
-    packages = [name, f"lib{name}-dev"]
+    packages = [name, f"lib{name}-dev", "libstdc++6"]  # pyarrow needs the last
     for package in _download(python, packages, folder=staging / "apt"):
         run("dpkg", "-x", package, staging)
     shutil.rmtree(staging / "apt")

@@ -36,6 +36,7 @@ SETTINGS = {
     "spark.sql.session.timeZone": "America/New_York",
     "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINTS,
     "spark.driver.memory": "1g",
+    "spark.sql.python.filterPushdown.enabled": "true",
 }
 
 

@@ -30,34 +30,22 @@ def run(*command: str) -> str:
 
 
 def test_users_code_type_checks() -> None:
-    assert "Success" in run("-m", "mypy", "--strict", "--config-file", "pyproject.toml", str(CODEC_USE))
+    files = [str(CODEC_USE), str(CLIENT_USE)]
+    assert "Success" in run("-m", "mypy", "--strict", "--config-file", "pyproject.toml", *files)
 
 
 def test_users_code_runs() -> None:
     assert run("-W", "error", str(CODEC_USE)) == ""
 
 
-def test_stub_of_the_extension() -> None:
-    said = run("-m", "mypy.stubtest", "liftenvelope._native._fastenv", "--mypy-config-file", "pyproject.toml")
-    assert "Success" in said
+def test_stubs_of_the_extension_and_of_the_blocking_client() -> None:
+    """Both in one run: stubtest analyses all that they import, without a cache.
 
-
-def test_stub_of_the_blocking_client() -> None:
-    # Overloads of three methods leave out the None that stands for an argument that was not given.
-    said = run(
-        "-m",
-        "mypy.stubtest",
-        "liftenvelope.client.blocking",
-        "--mypy-config-file",
-        "pyproject.toml",
-        "--allowlist",
-        str(OVERLOADED),
-    )
-    assert "Success" in said
-
-
-def test_users_code_of_the_clients_type_checks() -> None:
-    assert "Success" in run("-m", "mypy", "--strict", "--config-file", "pyproject.toml", str(CLIENT_USE))
+    Overloads of three methods leave out the None that stands for an argument that was not given.
+    """
+    stubs = ("liftenvelope._native._fastenv", "liftenvelope.client.blocking")
+    config = ("--mypy-config-file", "pyproject.toml", "--allowlist", str(OVERLOADED))
+    assert "Success" in run("-m", "mypy.stubtest", *stubs, *config)
 
 
 def test_the_package_says_that_it_is_typed() -> None:

@@ -92,6 +92,7 @@ class IcebergTarget:
         self._table: Table | None = None
         self._schema = pa.schema([])
         self._files: list[DataFile] = []
+        self._spec_id = 0
         self._snapshot_id: int | None = None
 
     def load(self, schema: pa.Schema, partitions: list[int]) -> TableState:  # noqa: ARG002
@@ -172,6 +173,7 @@ class IcebergTarget:
             for number, (key, part) in enumerate(_parts(rows, table.spec(), table.schema()))
         )
         self._files += write_file(table.io, table.metadata, tasks)
+        self._spec_id = table.spec().spec_id
 
     def try_commit(self, state: TableState) -> None:
         """Append the data files in a snapshot that has the state, onto the loaded one."""
@@ -217,7 +219,7 @@ class IcebergTarget:
 
     def can_commit(self) -> bool:
         """Return True if the data files have the current partitioning."""
-        return all(file.spec_id == self._loaded.spec().spec_id for file in self._files)
+        return not self._files or self._spec_id == self._loaded.spec().spec_id
 
     def discard(self) -> None:
         """Forget the data files. Readers never see them."""
@@ -321,9 +323,7 @@ def _states(metadata: TableMetadata, title: str) -> dict[str, TableState]:
         summary = at.summary
         if summary is not None and (text := summary.additional_properties.get(_STREAMS)) is not None:
             return load_states(text)
-        if at.parent_snapshot_id is None:
-            return {}
-        older = snapshots.get(at.parent_snapshot_id)
+        older = None if at.parent_snapshot_id is None else snapshots.get(at.parent_snapshot_id)
         if older is None:
             return _copied_states(metadata, at.sequence_number or 0, title)
         at = older
@@ -331,10 +331,15 @@ def _states(metadata: TableMetadata, title: str) -> dict[str, TableState]:
 
 
 def _copied_states(metadata: TableMetadata, oldest: int, title: str) -> dict[str, TableState]:
-    """Return the copy of the states in the table's properties, where expiry has removed their snapshot.
+    """Return the states of a table whose current snapshot has no known ancestor with states.
 
-    The copy holds if its snapshot is older than the oldest one known of the current branch. Otherwise, the
-    table was rolled back to a snapshot before it.
+    Expiry may have removed that ancestor: then it is older than the oldest one known, and the copy in the
+    table's properties holds. A copy of a newer snapshot means that the table was rolled back. If the oldest
+    one known is the first of the table, it was rolled back to a time before all states. Parents don't tell:
+    pyiceberg's expiry makes the oldest snapshot that it keeps look like the first.
+
+    Raises:
+        TableError: The table was rolled back, and expiry has removed the states of that time.
     """
     text = metadata.properties.get(_STREAMS)
     if text is None:  # nothing of this package was ever committed
@@ -342,6 +347,8 @@ def _copied_states(metadata: TableMetadata, oldest: int, title: str) -> dict[str
     sequence = metadata.properties.get(_SEQUENCE, "")
     if sequence.isdecimal() and 0 < int(sequence) < oldest:
         return load_states(text)
+    if oldest == 1:
+        return {}
     raise TableError(
         f"{title} must have the offsets of its streams, and lost them: it was rolled back to a snapshot "
         f"before them, and older snapshots are expired. Set a stream_id and a start to write on"

@@ -18,6 +18,7 @@ from liftenvelope.bulk.sources import RangedStream, open_stream
 from liftenvelope.bulk.tables._partitioning import PartitionBy, parse_partitions
 from liftenvelope.client.positions import Start
 from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.jetstream.subject_filter import SubjectFilter, parse_subjects
 
 __all__ = ["TableOptions", "TableSettings"]
 
@@ -30,6 +31,8 @@ class TableOptions(TypedDict, total=False):
 
     Attributes:
         partitions: As for :func:`liftenvelope.bulk.read`.
+        subjects: As for :func:`liftenvelope.bulk.read`. A table passes the other messages for good: add other
+            subjects of the stream with another ``stream_id``.
         start: As for :func:`liftenvelope.bulk.read`. Applies to partitions of which the table has nothing.
         stop: As for :func:`liftenvelope.bulk.read`.
         columns: As for :func:`liftenvelope.bulk.read`.
@@ -55,6 +58,7 @@ class TableOptions(TypedDict, total=False):
     """
 
     partitions: Iterable[int] | int | None
+    subjects: Iterable[str] | str | None
     start: Start
     stop: Stop
     columns: Iterable[str] | None
@@ -79,6 +83,7 @@ class TableSettings:
     """The options with their defaults, checked. See :class:`TableOptions`."""
 
     partitions: Iterable[int] | int | None = None
+    subjects: Iterable[str] | str | None = None
     start: Start = "earliest"
     stop: Stop = None
     columns: Iterable[str] | None = None
@@ -98,6 +103,8 @@ class TableSettings:
     commit_wait: float = 60.0
     #: Numbers of the partitions; None for all.
     chosen: list[int] | None = field(init=False)
+    #: Filter of the subjects; None for all.
+    wanted: SubjectFilter | None = field(init=False)
     #: Partitioning of a new table; None if it is not given.
     parts: tuple[PartitionBy, ...] | None = field(init=False)
 
@@ -108,6 +115,7 @@ class TableSettings:
         as_count("commit_bytes", self.commit_bytes)
         as_seconds("commit_seconds", self.commit_seconds)
         as_seconds("commit_wait", self.commit_wait, zero=True)
+        object.__setattr__(self, "wanted", parse_subjects(self.subjects))
         object.__setattr__(self, "parts", parse_partitions(self.partition_by))
         if self.stream_id is not None and not as_full_text("stream_id", self.stream_id):
             raise UsageError("stream_id must not be empty: leave it out for the name of the stream")
@@ -129,6 +137,7 @@ class TableSettings:
             self.batch_bytes,
             self.on_retention,
             unsigned=opened.unsigned,
+            subjects=self.wanted,
         )
         name = "jetstream" if kind is ServerKind.NATS else "liftbridge"
         return opened, plan, self.stream_id or f"{name}/{stream}"

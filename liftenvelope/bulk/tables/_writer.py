@@ -202,6 +202,7 @@ class _CatchUp:
     def _read(self, spans: list[Range]) -> None:
         self._at = {span.partition: span.start for span in spans}
         self._drop()
+        self._source.filter_by(self._settings.wanted, whole=self._settings.on_gap is not None)
         jobs = [partial(self._source.read, span, self._plan) for span in spans]
         crew = Crew(jobs, min(len(jobs), PARALLEL), lambda: None)
         try:

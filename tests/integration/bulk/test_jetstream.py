@@ -455,7 +455,6 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({"start": -1}, "start must be at least 0, got -1"),
             ({"stop": -1}, "stop must be at least 0, got -1"),
             ({"start": 5, "stop": 4}, "stop must be at least start, 5, got 4"),
             ({"stop": "new"}, "stop must be an offset, a datetime, 'latest' or None, got 'new'"),

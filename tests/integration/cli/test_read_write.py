@@ -11,9 +11,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
@@ -51,6 +53,35 @@ def test_onto_the_terminal(url: str) -> None:
     assert rows[0]["subject"] == "numbers.1"
     assert rows[0]["timestamp"].endswith("Z")
     assert set(rows[0]) == {"value", "headers", "offset", "timestamp", "partition", "subject"}
+
+
+def offsets(*arguments: str) -> list[int]:
+    done = run("read", "numbers", *arguments)
+    assert done.exit_code == 0, done.output
+    return [json.loads(line)["offset"] for line in done.stdout.splitlines()]
+
+
+def test_start_from_the_end_and_limit(url: str, tmp_path: Path) -> None:
+    assert offsets("--url", url, "--start", "-3") == [97, 98, 99]
+    assert offsets("--url", url, "-s", "-1000", "-n", "2") == [0, 1]
+    assert offsets("--url", url, "--start", "1h", "--limit", "1") == [0]
+    assert offsets("--url", url, "--follow", "--limit", "1") == [99]  # the newest, unless told
+    assert offsets("--url", url, "--follow", "--start", "-2", "--limit", "2") == [98, 99]
+    target = tmp_path / "some.parquet"
+    assert run("read", "numbers", "--url", url, "--limit", "7", "--to", str(target)).stderr == "7 rows\n"
+    assert pq.read_table(target).num_rows == 7
+    refused = run("read", "numbers", "--url", url, "--limit", "7", "--to", f"{tmp_path}/")
+    assert refused.exit_code == 2
+    assert "--limit needs a file or -" in refused.output
+
+
+@pytest.mark.parametrize("subject", [(), ("--subject", "created.{}")])
+def test_write_creates_the_stream(url: str, name: str, subject: tuple[str, ...]) -> None:
+    options = ("write", name, "--url", url, "--create", *(one.format(name) for one in subject))
+    for count in (1, 2):  # the second run finds the stream
+        done = run(*options, text='{"value": "a"}\n')
+        assert done.exit_code == 0, done.output
+        assert len(run("read", name, "--url", url).stdout.splitlines()) == count
 
 
 def test_hostile_values_do_not_control_the_terminal(url: str, name: str) -> None:
@@ -99,6 +130,26 @@ def test_from_files(url: str, name: str, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["value_base64"] == "/w=="
 
 
+def test_payloads(url: str, name: str, tmp_path: Path) -> None:
+    make_stream(url, name)
+    orders, copy = tmp_path / "orders.parquet", tmp_path / "copy.parquet"
+    rows = pa.table({"id": [1, 2], "lines": [[{"price": Decimal("1.5")}], None]})
+    pq.write_table(rows, orders)
+    arguments = ("--url", url, "--subject", f"{name}.x", "--from", str(orders))
+    run("write", name, *arguments, "--payload", "json")
+    run("write", name, *arguments, "--payload", "arrow")
+    lines = run(
+        "read", name, "--url", url, "--payload", "json", "--on-bad", "column", "--columns", "id,lines"
+    )
+    first, second, bad = [json.loads(line) for line in lines.stdout.splitlines()]
+    assert (first, second) == ({"id": 1, "lines": [{"price": "1.5"}]}, {"id": 2})
+    assert bad["bad_reason"] == "no JSON object"
+    run("read", name, "--url", url, "--payload", "arrow", "--start", "2", "--to", str(copy))
+    assert pq.read_table(copy).select(["id", "lines"]).equals(rows)
+    lines = run("read", name, "--url", url, "--payload", "arrow", "--start", "2")
+    assert json.loads(lines.stdout.splitlines()[0]) == {"offset": 2, "row": 0, **first}
+
+
 def test_modes(url: str, name: str, tmp_path: Path) -> None:
     make_stream(url, name, allow_atomic=True)
     assert run("read", "numbers", "--url", url, "--to", f"{tmp_path}/a.parquet").exit_code == 0
@@ -137,6 +188,12 @@ def test_liftbridge(liftbridge_server: LiftbridgeCluster, name: str) -> None:
             "--from must be a .parquet file, or .ndjson",
         ),
         (["read", "x", "--url", "nats://a", "--columns", ""], 2, "got ''"),
+        (
+            ["read", "x", "--url", "nats://a", "--to", "x/", "--payload", "json"],
+            2,
+            "--payload is not for a folder",
+        ),
+        (["write", "x", "--url", "nats://a", "--payload", "json"], 2, "--payload needs --from"),
         (["read", "x", "--url", "nats://a", "--to", ""], 2, "--to must not be empty, got ''"),
         (
             ["read", "x", "--url", "nats://a", "--follow", "--rotate-rows", "5"],

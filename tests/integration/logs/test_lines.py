@@ -112,7 +112,7 @@ async def test_generations_and_leases_of_groups(
     assert "coordinator c1: has its lease" in lines
     # A member that asks again before its first registration is answered makes one more generation.
     text = "\n".join(lines)
-    assert re.search(r"^group billing: generation \d+ has 1 members$", text, re.MULTILINE)
+    assert re.search(r"^group billing: generation \d+ has 1 member$", text, re.MULTILINE)
     assert re.search(r"^group billing: m1 has 2 partitions in generation \d+$", text, re.MULTILINE)
 
 

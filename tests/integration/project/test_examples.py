@@ -155,6 +155,7 @@ def test_there_is_something_to_check() -> None:
         assert of_kind(info), info
     assert {block.info for block in ALL} <= {
         *("python", "python pytest", "python fragment", "python spark"),
+        "python story",  # test_tutorial.py
         *("text", "sh", "mermaid", ""),
         "console",  # tests/integration/cli/test_documented_session.py
         *PARSERS,

@@ -19,7 +19,10 @@ FAKE = """
 import os, sys, time
 from pathlib import Path
 from liftenvelope.gateway._worker_frames import as_frame, read_frame
-settings = read_frame(0)["settings"]
+first = read_frame(0)
+settings = first["settings"]
+with Path(settings["runs"]).with_name("ports").open("a") as file:
+    file.write(f"{first['serving']['gateway'].get('port', 0)} ")
 runs = Path(settings["runs"])
 with runs.open("a") as file:
     file.write(settings["plan"][min(len(runs.read_text()), len(settings["plan"]) - 1)])
@@ -128,3 +131,19 @@ def test_ports_of_workers(gateway: dict[str, object], http: str | None, text: st
     else:
         with pytest.raises(UsageError, match=text):
             check_ports(serving, 3)
+
+
+async def test_free_port_that_another_program_took_is_given_up(tmp_path: Path) -> None:
+    """A worker comes back at its port. If it can't serve there, the next run takes any free port."""
+    slot = slot_of(tmp_path, "sdes")
+    keeping = asyncio.create_task(slot.keep())
+    ports = tmp_path / "ports"
+    async with asyncio.timeout(240):
+        await slot.started.wait()
+        assert slot.process is not None
+        await slot.process.kill()
+        while len(ports.read_text().split()) < 4:
+            await asyncio.sleep(0.01)
+    await slot.stop(keeping, 60.0)
+    # Runs 2 and 3 end before they serve.
+    assert ports.read_text().split() == ["0", "1", "0", "0"]

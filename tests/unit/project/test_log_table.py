@@ -49,7 +49,7 @@ def texts_of(path: Path) -> Iterator[str]:
 
 
 def event_texts() -> Iterator[str]:
-    for part in ("client", "group", "jetstream"):
+    for part in ("archive", "client", "group", "jetstream"):
         lines = import_module(f"liftenvelope.{part}._event_log")._LINES
         for _, text in lines.values():
             yield text

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from liftenvelope.jetstream.subject_filter import SubjectFilter
 from liftenvelope.spark._offsets import EARLIEST, LATEST, PartitionPlace, Places
 from liftenvelope.spark._options import StreamSelection, sink_options, source_options
 from liftenvelope.spark._words import Words, duration
@@ -207,9 +208,17 @@ class TestSubscriptions:
         found = source_options("liftbridge", given, streaming=True)
         assert (found.connection.access.read_isr_replica, found.cursor) == (True, "billing")
 
+    def test_subjects_are_separated_by_commas(self) -> None:
+        found = source_options("jetstream", {**JS, "filterSubjects": "a.* , b.>,a.x"}, streaming=True)
+        assert found.subjects == SubjectFilter(["a.*", "b.>"])
+        assert source_options("jetstream", JS, streaming=False).subjects is None
+
     @pytest.mark.parametrize(
         ("format_", "given", "streaming", "text"),
         [
+            ("jetstream", {"filterSubjects": "a,,b"}, True, "filterSubjects='a,,b': .*separate subjects by"),
+            ("jetstream", {"filterSubjects": "a b"}, False, "white space"),
+            ("liftbridge", {"filterSubjects": "a"}, False, "unknown option 'filterSubjects'"),
             ("liftbridge", {"commitCursor": "a,b"}, True, "commitCursor must not have a comma, got 'a,b'"),
             ("liftbridge", {"commitCursor": "a"}, False, "commitCursor is only for streams"),
             ("jetstream", {"commitCursor": "a"}, True, "unknown option 'commitCursor'"),

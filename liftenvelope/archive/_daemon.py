@@ -73,8 +73,9 @@ class ArchiveDaemon:
                     for pipeline, state in zip(self._config.pipelines, self.states, strict=True)
                 ]
                 stopped = asyncio.create_task(stop.wait(), name="stop")
-                work = asyncio.gather(*tasks)
-                await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
+                work: asyncio.Future[list[None]] = asyncio.gather(*tasks)
+                ends: list[asyncio.Future[Any]] = [work, stopped]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 if stop.is_set():
                     return await self._finish(work)
                 stopped.cancel()

@@ -1,0 +1,102 @@
+"""The file of ``liftenvelope archive``: what it says, and errors that name key and value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from liftenvelope.archive import read_archive_config
+from liftenvelope.errors import UsageError
+
+PIPELINE = """
+[[pipeline]]
+name = "orders"
+source = "nats://me:secret@127.0.0.1:4222"
+stream = "ORDERS"
+"""
+TARGET = """
+[pipeline.target]
+path = "archive"
+"""
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "pipeline.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_options_reach_the_function_and_secrets_are_not_shown(tmp_path: Path) -> None:
+    text = (
+        f"{PIPELINE}interval = 5\npartitions = [0]\n[pipeline.access]\ntimeout = 3\n{TARGET}rotate_rows = 7\n"
+    )
+    config = read_archive_config(write(tmp_path, text))
+    (pipeline,) = config.pipelines
+    assert pipeline.options == {"partitions": [0], "rotate_rows": 7}
+    assert (pipeline.interval, pipeline.access.timeout, pipeline.location) == (5.0, 3, "archive")
+    assert "secret" not in repr(config.shown())
+    assert config.shown()["pipeline"][0]["target"] == {"kind": "parquet", "path": "archive", "rotate_rows": 7}
+
+
+def test_source_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "url").write_text("nats://hidden:4222\n")
+    text = f'[[pipeline]]\nsource_file = "{tmp_path}/url"\nstream = "A"\n{TARGET}'
+    (pipeline,) = read_archive_config(write(tmp_path, text)).pipelines
+    assert (pipeline.name, pipeline.source) == ("1", "nats://hidden:4222")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", r"must have 1 to 1000 tables \[\[pipeline\]\], got 0"),
+        ("pipeline = 3", r"tables \[\[pipeline\]\], got int"),
+        ("a = ", "must be TOML in UTF-8"),
+        ("[archiv]\n" + PIPELINE + TARGET, "archiv is unknown: did you mean archive?"),
+        (
+            "[archive]\nmax_active = 0\n" + PIPELINE + TARGET,
+            r"\[archive\] max_active must be at least 1, got 0",
+        ),
+        ("[archive]\nretry_wait = -1\n" + PIPELINE + TARGET, r"\[archive\] retry_wait must be .*, got -1"),
+        ("[archive]\nhttp = 'x'\n" + PIPELINE + TARGET, r"\[archive\] http"),
+        (PIPELINE, r"orders: \[pipeline.target\] must be a table"),
+        (
+            PIPELINE + "interval = 0\n" + TARGET,
+            "orders: interval must be a positive number of seconds, got 0",
+        ),
+        (PIPELINE + "pertitions = 1\n" + TARGET, "orders: pertitions is unknown: did you mean partitions?"),
+        (
+            PIPELINE + TARGET + "kind = 'orc'\n",
+            r"kind must be one of 'parquet', 'iceberg', 'delta', got 'orc'",
+        ),
+        (PIPELINE + TARGET + "rotate_row = 1\n", "rotate_row is unknown: did you mean rotate_rows?"),
+        (PIPELINE + TARGET + "start = 1\n", r"start is unknown: it is an option of \[\[pipeline\]\]"),
+        (PIPELINE + TARGET + "filesystem = 's3'\n", "filesystem is unknown"),
+        (
+            PIPELINE + "[pipeline.access]\ntimeout = 0\n" + TARGET,
+            r"\[pipeline.access\] timeout must be .*, got 0",
+        ),
+        (PIPELINE + TARGET + PIPELINE + TARGET, "name must be different in each, got 'orders' twice"),
+        (
+            PIPELINE.replace("orders", "a b") + TARGET,
+            "number 1: name must be up to 100 letters, .*, got 'a b'",
+        ),
+        (PIPELINE.replace("nats://", "http://") + TARGET, "orders: source"),
+        (PIPELINE.replace("source", "source_file") + TARGET, "source_file must be a file that can be read"),
+        ("[[pipeline]]\nstream = 'A'\n" + TARGET, "must have either source or source_file"),
+        (PIPELINE.replace("ORDERS", "") + TARGET, "orders: stream must not be empty, got ''"),
+    ],
+)
+def test_errors_name_key_and_value(tmp_path: Path, text: str, error: str) -> None:
+    with pytest.raises(UsageError, match=error) as caught:
+        read_archive_config(write(tmp_path, text))
+    assert "pipeline.toml" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_file_that_can_not_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--config must be a file that can be read"):
+        read_archive_config(str(tmp_path / "none.toml"))
+    (tmp_path / "long.toml").write_bytes(b"#" * (2**20 + 1))
+    with pytest.raises(UsageError, match="must have at most 1048576 bytes"):
+        read_archive_config(str(tmp_path / "long.toml"))

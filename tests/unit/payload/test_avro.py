@@ -1,0 +1,184 @@
+"""Avro payloads: schemas, resolution by a registry, hostile records."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.payload import Avro
+
+
+def record(*fields: tuple[str, Any], name: str = "Order", **more: Any) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [{"name": n, "type": t, **more} for n, t in fields]}
+
+
+ORDER = record(
+    ("id", "long"),
+    ("name", ["null", "string"]),
+    ("tags", {"type": "array", "items": "string"}),
+    ("sizes", {"type": "map", "values": "int"}),
+    ("at", {"type": "long", "logicalType": "timestamp-micros"}),
+    ("day", {"type": "int", "logicalType": "date"}),
+    ("price", {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}),
+    ("kind", {"type": "enum", "name": "Kind", "symbols": ["TEA", "MILK"]}),
+    ("place", ["null", record(("x", "double"), ("y", "float"), name="Place")]),
+    ("hash", {"type": "fixed", "name": "Hash", "size": 2}),
+    ("ok", "boolean"),
+)
+SCHEMA = pa.schema(
+    {
+        "id": pa.int64(),
+        "name": pa.string(),
+        "tags": pa.list_(pa.string()),
+        "sizes": pa.map_(pa.string(), pa.int32()),
+        "at": pa.timestamp("us", "UTC"),
+        "day": pa.date32(),
+        "price": pa.decimal128(9, 2),
+        "kind": pa.string(),
+        "place": pa.struct({"x": pa.float64(), "y": pa.float32()}),
+        "hash": pa.binary(2),
+        "ok": pa.bool_(),
+    }
+)
+
+_ROWS = st.fixed_dictionaries(
+    {
+        "id": st.integers(-(2**63), 2**63 - 1),
+        "name": st.none() | st.text(st.characters(codec="utf-8"), max_size=5),
+        "tags": st.lists(st.text(st.characters(codec="utf-8"), max_size=3), max_size=3),
+        "sizes": st.dictionaries(st.text("abc", max_size=3), st.integers(-5, 5), max_size=2).map(
+            lambda found: list(found.items())
+        ),
+        "at": st.datetimes(datetime.datetime(1900, 1, 1), datetime.datetime(2100, 1, 1)).map(
+            lambda found: found.replace(tzinfo=datetime.UTC)
+        ),
+        "day": st.dates(datetime.date(1900, 1, 1), datetime.date(2100, 1, 1)),
+        "price": st.integers(-999_999, 999_999).map(lambda cents: Decimal(cents).scaleb(-2)),
+        "kind": st.sampled_from(["TEA", "MILK"]),
+        "place": st.none()
+        | st.fixed_dictionaries({"x": st.floats(allow_nan=False), "y": st.floats(width=32, allow_nan=False)}),
+        "hash": st.binary(min_size=2, max_size=2),
+        "ok": st.booleans(),
+    }
+)
+
+
+@given(st.lists(_ROWS, min_size=1, max_size=5), st.booleans(), st.binary(max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_rows_are_equal_after_a_round_trip(rows: list[Any], has_head: bool, garbage: bytes) -> None:
+    kind = Avro(ORDER, registry=[] if has_head else None)
+    batch = pa.RecordBatch.from_pylist(rows, SCHEMA)
+    values = kind.encoder(SCHEMA).encode(batch)
+    found = kind.decoder().decode(pa.concat_arrays([pa.array([garbage]), values]))
+    assert [value.index for value in found.bad] == [0]
+    assert found.batches[0].slice(1).equals(batch)
+    assert found.batches[0].schema == SCHEMA
+
+
+def test_schema_is_python_objects_or_json_or_a_file(tmp_path: Path) -> None:
+    text = json.dumps(ORDER)
+    path = tmp_path / "order.avsc"
+    path.write_text(text)
+    for schema in (ORDER, text, path, str(path)):
+        assert Avro(schema).decoder().schema == SCHEMA
+
+
+def test_registry_resolves_records_of_older_and_newer_writers() -> None:
+    old = record(("id", "int"))
+    new = record(("id", "long"), ("name", "string"), ("more", "double"))
+    reader = {
+        "type": "record",
+        "name": "Order",
+        "fields": [{"name": "id", "type": "long"}, {"name": "name", "type": "string", "default": "-"}],
+    }
+    stranger = record(("id", "long"), name="Stranger")
+    kind = Avro(reader, registry=[old, new])
+    values = []
+    for schema, row in ((old, {"id": 1}), (new, {"id": 2, "name": "x", "more": 0.5}), (stranger, {"id": 3})):
+        rows = pa.RecordBatch.from_pylist([row])
+        values.append(Avro(schema, registry=[]).encoder(rows.schema).encode(rows)[0].as_py())
+    found = kind.decoder().decode(pa.array([*values, values[0][:9]]))
+    assert found.batches[0].to_pylist()[:2] == [{"id": 1, "name": "-"}, {"id": 2, "name": "x"}]
+    assert [(value.index, value.reason[:38]) for value in found.bad] == [
+        (2, "no record of a schema of the registry:"),
+        (3, "no record of a schema of the registry:"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"\x02\x00\x00\x00",
+        b"\xff" * 12,
+        b"\x02" + b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f" + b"abc",
+        b"\x02\x01abc",
+        b"\x02\x02\xff",
+        b"\x02\x02a" + b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f" + b"\x02",
+    ],
+)
+def test_hostile_record_is_bad(value: bytes) -> None:
+    schema = record(("a", "long"), ("s", "string"), ("l", {"type": "array", "items": "long"}))
+    found = Avro(schema).decoder().decode(pa.array([b"\x02\x02a\x00", value]))
+    assert found.batches[0].to_pylist()[0] == {"a": 1, "s": "a", "l": []}
+    assert [bad.index for bad in found.bad] == [1]
+
+
+class TestSchemas:
+    @pytest.mark.parametrize("items", ["null", record(name="Empty"), record(("n", "null"), name="N")])
+    def test_items_without_bytes_are_refused(self, items: Any) -> None:
+        """Ten bytes could claim 2**60 of them."""
+        schema = record(("l", {"type": "array", "items": items}))
+        with pytest.raises(UsageError, match="items of an array must take at least one byte"):
+            Avro(schema)
+        with pytest.raises(UsageError, match="items of an array must take at least one byte"):
+            Avro(record(("a", "long")), registry=[schema])
+
+    @pytest.mark.parametrize(
+        ("schema", "fault"),
+        [
+            ("string", "schema must be a file that can be read"),
+            ('{"type": "string"}', "schema must be an Avro record"),
+            ('{"type": "rec', "schema must be JSON"),
+            (record(("a", "nothing")), "schema must be an Avro schema"),
+            (record(("a", ["null", "Order"])), "schema must not contain itself, got 'Order'"),
+            (record(("a", ["long", "string"])), "a union must be of null and one type, got 2 types"),
+            (record(("a", {"type": "string", "logicalType": "uuid"})), "logicalType 'uuid'"),
+            ("s3://bucket/schema", "schema must be a path of the local file system"),
+        ],
+    )
+    def test_schema_that_does_not_suit_is_refused(self, schema: Any, fault: str) -> None:
+        with pytest.raises(UsageError, match=fault):
+            Avro(schema)
+
+    def test_deep_schema_is_refused(self) -> None:
+        kind: Any = "long"
+        for _ in range(40):
+            kind = {"type": "array", "items": kind}
+        with pytest.raises(UsageError, match="at most 32 levels"):
+            Avro(record(("a", kind)))
+
+    def test_other_value_is_refused(self) -> None:
+        with pytest.raises(UsageTypeError, match="schema must be a mapping, JSON or a path, got int"):
+            Avro(5)  # type: ignore[arg-type]
+
+
+def test_rows_that_do_not_fit_the_schema_are_not_encoded() -> None:
+    kind = Avro(record(("a", "int"), ("s", "string")))
+    for rows, fault in (
+        (pa.record_batch({"b": [1]}), "columns of the schema, got 'b'"),
+        (pa.record_batch({"a": [2**31], "s": ["x"]}), "types of the schema"),
+        (pa.record_batch({"a": [1]}), "values of the schema"),
+        (pa.record_batch({"a": pa.array([None], pa.int32()), "s": ["x"]}), "values of the schema"),
+    ):
+        with pytest.raises(UsageError, match=fault):
+            kind.encoder(rows.schema).encode(rows)
