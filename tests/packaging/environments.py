@@ -12,7 +12,6 @@ from pathlib import Path
 
 from tests.packaging.interpreters import ROOT, Interpreter, run
 
-
 #: Programs that tests start.
 _TOOLS = ("bash", "openssl")
 
