@@ -75,7 +75,8 @@ def test_pushed_filters_return_the_same_rows_and_read_fewer(spark: SparkSession,
     for condition, numbers, read in cases:
         rows = frame.where(condition)
         assert found(rows) == numbers, condition
-        assert rows.rdd.getNumPartitions() == (read or 1), condition
+        # Spark may see by itself that nothing can match, and then asks for no partition.
+        assert rows.rdd.getNumPartitions() in ({read} if read else {0, 1}), condition
 
 
 def test_pushed_filters_meet_the_filter_of_the_source(spark: SparkSession, filled: Stream) -> None:

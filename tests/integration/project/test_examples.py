@@ -156,7 +156,7 @@ def test_there_is_something_to_check() -> None:
     assert {block.info for block in ALL} <= {
         *("python", "python pytest", "python fragment", "python spark"),
         "python story",  # test_tutorial.py
-        *("text", "sh", "mermaid", ""),
+        *("text", "sh", "sql", "mermaid", ""),
         "console",  # tests/integration/cli/test_documented_session.py
         *PARSERS,
     }
