@@ -89,7 +89,8 @@ class WorkerProcess:
             self._send({"id": number, "do": do, **more})
             # Not wait_for: in Python 3.11 it swallows a cancellation that comes with the answer.
             async with asyncio.timeout(timeout):
-                return await answer
+                found: Frame = await answer
+                return found
         finally:
             del self._asked[number]
 
