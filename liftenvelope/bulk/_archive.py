@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +19,12 @@ from liftenvelope.bulk._crew import Crew, Piece
 from liftenvelope.bulk._plan import OnRetention, make_plan
 from liftenvelope.bulk._reading import BATCH_BYTES, BATCH_ROWS, PARALLEL
 from liftenvelope.bulk._schema import EnvelopeMode
-from liftenvelope.bulk._selection import check_range, plan_ranges
+from liftenvelope.bulk._selection import check_range, plan_onward
 from liftenvelope.bulk.access import Access, Source
-from liftenvelope.bulk.ranges import Gap, Progress, Range, Stop, parse_begin, parse_end
+from liftenvelope.bulk.ranges import Gap, Progress, Range, Stop
 from liftenvelope.bulk.sources import RangedStream, open_stream
 from liftenvelope.client.positions import Start
-from liftenvelope.errors import OffsetOutOfRangeError, UsageError
+from liftenvelope.errors import UsageError
 from liftenvelope.jetstream.subject_filter import parse_subjects
 
 if TYPE_CHECKING:
@@ -159,7 +158,17 @@ def to_parquet(
         with place.claimed(numbers):
             reached = folder.reached(numbers)
             spans = [
-                _span(opened, number, reached.get(number), start, stop, on_retention) for number in numbers
+                plan_onward(
+                    opened,
+                    number,
+                    reached.get(number),
+                    start,
+                    stop,
+                    on_retention,
+                    holder="the archive goes",
+                    remedy="choose another folder",
+                )
+                for number in numbers
             ]
             spans = [one for one in spans if one.start < one.stop]
             opened.filter_by(wanted, whole=on_gap is not None)
@@ -183,32 +192,6 @@ def _is_codec(name: str) -> bool:
         return name == "none" or bool(pa.Codec.is_available(name))
     except ValueError:
         return False
-
-
-def _span(
-    source: RangedStream,
-    partition: int,
-    reached: int | None,
-    start: Start,
-    stop: Stop,
-    on_retention: str,
-) -> Range:
-    """Return the offsets of a partition to read in this run.
-
-    Raises:
-        OffsetOutOfRangeError: The partition ends before the archive does.
-    """
-    begin = parse_begin(start if reached is None else reached, time.time_ns())
-    (found,) = plan_ranges(source, [partition], begin, parse_end(stop), on_retention)
-    if reached is not None and found.start < reached:
-        newest = source.newest(partition)
-        if newest < reached - 1:
-            text = (
-                f"{source.stream}[{partition}]: the archive goes up to offset {reached - 1}, and the stream "
-                f"ends at {newest}: it lost messages, or was made anew; choose another folder"
-            )
-            raise OffsetOutOfRangeError(text, source.stream, partition, reached, newest)
-    return found
 
 
 class _ArchiveRun:

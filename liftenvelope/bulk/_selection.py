@@ -12,12 +12,12 @@ from liftenvelope.bulk._plan import retention_error
 from liftenvelope.bulk.access import ServerKind
 from liftenvelope.bulk.ranges import Extent, Range, Stop, begin_of, parse_begin, parse_end
 from liftenvelope.client.positions import At, Start, StartAt
-from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.errors import OffsetOutOfRangeError, UsageError, UsageTypeError
 
 if TYPE_CHECKING:
     from liftenvelope.bulk.sources import RangedStream
 
-__all__ = ["Via", "check_range", "check_via", "plan_ranges"]
+__all__ = ["Via", "check_range", "check_via", "plan_onward", "plan_ranges"]
 
 #: Method for reading a JetStream stream: through a consumer, by direct requests, or chosen by the stream.
 Via: TypeAlias = Literal["auto", "consumer", "direct"]
@@ -109,3 +109,42 @@ def _place(source: RangedStream, partition: int, place: StartAt, extent: Extent)
     if place.at is At.TIME and extent.oldest < extent.end:
         found = max(source.at_time(partition, place.number, extent), extent.oldest)
     return begin_of(place, extent, found)
+
+
+def plan_onward(
+    source: RangedStream,
+    partition: int,
+    reached: int | None,
+    start: Start,
+    stop: Stop,
+    on_retention: str,
+    *,
+    holder: str,
+    remedy: str,
+) -> Range:
+    """Return the range that a copy of a partition lacks.
+
+    Args:
+        source: The stream.
+        partition: Number of the partition.
+        reached: Next offset of the copy; None if it has nothing of the partition.
+        start: Start of a copy that has nothing.
+        stop: As for :func:`liftenvelope.bulk.read`.
+        on_retention: As for :func:`liftenvelope.bulk.read`.
+        holder: Subject and verb for an error, such as ``"the archive goes"``.
+        remedy: Advice at the end of the error.
+
+    Raises:
+        OffsetOutOfRangeError: The partition ends before its copy does.
+    """
+    begin = parse_begin(start if reached is None else reached, time.time_ns())
+    (span,) = plan_ranges(source, [partition], begin, parse_end(stop), on_retention)
+    if reached is not None and span.start < reached:
+        newest = source.newest(partition)
+        if newest < reached - 1:
+            text = (
+                f"{source.stream}[{partition}]: {holder} up to offset {reached - 1}, and the stream ends at "
+                f"{newest}: it lost messages, or was made anew; {remedy}"
+            )
+            raise OffsetOutOfRangeError(text, source.stream, partition, reached, newest)
+    return span

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope.bulk._crew import Crew, Piece
 from liftenvelope.bulk._reading import PARALLEL
-from liftenvelope.bulk._selection import plan_ranges
-from liftenvelope.bulk.ranges import Gap, Progress, Range, parse_begin, parse_end
+from liftenvelope.bulk._selection import plan_onward
+from liftenvelope.bulk.ranges import Gap, Progress, Range
 from liftenvelope.bulk.tables._state import TableState, check_incarnation
 from liftenvelope.bulk.tables._target import OvertakenError, TableTarget, commit, mapped, patiently
-from liftenvelope.errors import LiftEnvelopeError, OffsetOutOfRangeError, UsageError
+from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -180,24 +180,18 @@ class _CatchUp:
 
     def _span(self, partition: int, reached: int | None) -> Range:
         options = self._settings
-        begin = parse_begin(options.start if reached is None else reached, time.time_ns())
-        stop = self._stops.get(partition, options.stop)
-        (span,) = plan_ranges(self._source, [partition], begin, parse_end(stop), options.on_retention)
+        span = plan_onward(
+            self._source,
+            partition,
+            reached,
+            options.start,
+            self._stops.get(partition, options.stop),
+            options.on_retention,
+            holder="the table has messages",
+            remedy="write it into another table, or with another stream_id",
+        )
         self._stops.setdefault(partition, span.stop)
-        if reached is not None and span.start < reached:
-            self._check_end(partition, reached)
         return span
-
-    def _check_end(self, partition: int, reached: int) -> None:
-        """Raise OffsetOutOfRangeError if the stream ends before the offsets in the table."""
-        newest = self._source.newest(partition)
-        if newest < reached - 1:
-            text = (
-                f"{self._source.stream}[{partition}]: the table has messages up to offset {reached - 1}, and "
-                f"the stream ends at {newest}: it lost messages, or was made anew; write it into another "
-                f"table, or with another stream_id"
-            )
-            raise OffsetOutOfRangeError(text, self._source.stream, partition, reached, newest)
 
     def _read(self, spans: list[Range]) -> None:
         self._at = {span.partition: span.start for span in spans}
