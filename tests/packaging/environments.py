@@ -12,6 +12,9 @@ from pathlib import Path
 
 from tests.packaging.interpreters import ROOT, Interpreter, run
 
+#: Programs that tests start.
+_TOOLS = ("bash", "openssl")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -30,6 +33,9 @@ class Environment:
         run(interpreter.path, "-m", "venv", "--without-pip", folder)
         self.folder = folder
         self.python = folder / "bin" / "python"
+        for tool in _TOOLS:
+            if path := shutil.which(tool):
+                (folder / "bin" / tool).symlink_to(path)
 
     def install(self, *arguments: str, settings: Mapping[str, str] | None = None) -> Outcome:
         """Install with this process's pip, which builds without a compiler as well."""
