@@ -87,7 +87,9 @@ class WorkerProcess:
             if self._reading.done():
                 raise TransportError("the worker has ended")
             self._send({"id": number, "do": do, **more})
-            return await asyncio.wait_for(answer, timeout)
+            # Not wait_for: in Python 3.11 it swallows a cancellation that comes with the answer.
+            async with asyncio.timeout(timeout):
+                return await answer
         finally:
             del self._asked[number]
 

@@ -15,6 +15,7 @@ from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.payload._avro_types import arrow_schema, check_bounded
 from liftenvelope.payload._formats import Decoded, PayloadDecoder, PayloadEncoder, PayloadFormat
 from liftenvelope.payload._objects import Fault, columns_of
+from liftenvelope.payload._rows import python_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -176,7 +177,7 @@ class AvroEncoder(PayloadEncoder):
             raise UsageError(f"data must have the types of the schema: {exc}") from exc
         found = []
         table = pa.RecordBatch.from_arrays(columns, names=self._fields.names)
-        for row in table.to_pylist(maps_as_pydicts="strict"):
+        for row in python_rows(table):
             file = io.BytesIO()
             file.write(self._head)
             try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 from liftenvelope._checks import as_local_path, require
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.payload._formats import BadValue, Decoded, PayloadDecoder, PayloadEncoder, PayloadFormat
+from liftenvelope.payload._rows import python_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -237,7 +238,7 @@ class ProtobufEncoder(PayloadEncoder):
         table = pa.RecordBatch.from_arrays(columns, names=self._fields.names)
         times = [field.name for field in descriptors if _is_time(field)]
         found = []
-        for row in table.to_pylist(maps_as_pydicts="strict"):
+        for row in python_rows(table):
             try:
                 given = {name: value for name, value in row.items() if value is not None}
                 for name in times:

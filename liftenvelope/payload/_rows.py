@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
 else:
     from liftenvelope.payload._formats import pa
 
-__all__ = ["bisected", "empty_batch", "joined", "with_nulls"]
+__all__ = ["bisected", "empty_batch", "joined", "python_rows", "with_nulls"]
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
@@ -24,6 +24,36 @@ def joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBat
         return batches[0]
     found = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
     return found[0] if found else empty_batch(schema)
+
+
+def python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return the rows as Python values, and maps as dicts. ``maps_as_pydicts`` came with pyarrow 20.
+
+    Raises:
+        ValueError: A map has a key twice.
+    """
+    columns = [
+        [_with_dicts(value, field.type) for value in column.to_pylist()]
+        if pa.types.is_nested(field.type)
+        else column.to_pylist()
+        for field, column in zip(batch.schema, batch.columns, strict=True)
+    ]
+    return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _with_dicts(value: Any, kind: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if pa.types.is_map(kind):
+        found = {key: _with_dicts(item, kind.item_type) for key, item in value}
+        if len(found) != len(value):
+            raise ValueError(f"a map must have each key once, got {[key for key, _ in value]!r}")
+        return found
+    if pa.types.is_struct(kind):
+        return {field.name: _with_dicts(value[field.name], field.type) for field in kind}
+    if pa.types.is_nested(kind):
+        return [_with_dicts(item, kind.value_type) for item in value]
+    return value
 
 
 def with_nulls(batch: pa.RecordBatch, order: Sequence[int | None]) -> pa.RecordBatch:

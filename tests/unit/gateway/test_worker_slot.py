@@ -10,6 +10,7 @@ import pytest
 
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway._worker_frames import as_frame
+from liftenvelope.gateway._worker_process import WorkerProcess
 from liftenvelope.gateway._worker_slot import Program, WorkerSlot
 from liftenvelope.gateway.serving import Serving
 from liftenvelope.gateway.supervisor import check_ports
@@ -107,6 +108,21 @@ async def test_stuck_worker_is_killed_and_started_again(
         await slot.stop(keeping, 60.0)
     assert slot.restarts >= 1
     assert not keeping.exception()
+
+
+async def test_cancellation_that_comes_with_the_answer_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "hang").touch()
+    program = slot_of(tmp_path, "s")._program
+    first = {"settings": program.settings, "serving": {"gateway": {}}}
+    process = await WorkerProcess.start(program.command, first)
+    asking = asyncio.create_task(process.ask("state", 240.0))
+    await asyncio.sleep(0)
+    [answer] = process._asked.values()
+    answer.set_result({})
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await process.kill()
 
 
 def test_frames_hold_any_text() -> None:
