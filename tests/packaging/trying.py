@@ -13,8 +13,8 @@ from tests.packaging.environments import Environment, Outcome, requirement, test
 from tests.packaging.interpreters import Interpreter
 
 IMPORTS = Path(__file__).with_name("imports.py")
-#: Extras, and packages of liftenvelope that each must make importable as a whole. ``spark`` is tried with
-#: ``all`` alone: PySpark is larger than everything else together.
+#: Extras, and packages of liftenvelope that each must make importable. A module inside one may ask for another
+#: extra, by name. ``spark`` is tried with ``all`` alone: PySpark is larger than everything else together.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "": ("envelope", "correlation", "partition", "nats", "jetstream"),
     "client": ("client", "rpc", "group"),
@@ -180,7 +180,7 @@ def readme_programs(sdist: Path) -> Iterator[tuple[str, str]]:
 def problems(extra: str, missing: Mapping[str, str]) -> Iterator[str]:
     """Yield what is wrong with the imports that failed while one extra was installed."""
     for module, error in missing.items():
-        if module.split(".")[1] in EXTRAS[extra]:
+        if module.removeprefix("liftenvelope.") in EXTRAS[extra]:
             yield f"with the extra {extra!r}, {module} must import, got {error}"
         remedy = _REMEDY.match(error)
         if remedy is None and not _INNER.match(module):
