@@ -13,8 +13,8 @@ from tests.packaging.environments import Environment, Outcome, requirement, test
 from tests.packaging.interpreters import Interpreter
 
 IMPORTS = Path(__file__).with_name("imports.py")
-#: Extras, and packages of liftenvelope that each must make importable. A module inside one may ask for another
-#: extra, by name. ``spark`` is tried with ``all`` alone: PySpark is larger than everything else together.
+#: Extras, and packages of liftenvelope that each must make importable. Modules inside may ask for others, by
+#: name. ``spark`` is tried with ``all`` alone: PySpark is larger than everything else together.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "": ("envelope", "correlation", "partition", "nats", "jetstream"),
     "client": ("client", "rpc", "group"),
