@@ -18,7 +18,6 @@ import shutil
 import sys
 import sysconfig
 import tomllib
-import warnings
 from glob import glob
 from pathlib import Path
 
@@ -49,6 +48,9 @@ FLAGS = {
 }
 # Not ours to mend: what Cython's own generated code draws from -Wextra.
 CYTHON_NOISE = ["-Wno-unused-parameter", "-Wno-missing-field-initializers", "-Wno-cast-function-type"]
+
+# Commands that build nothing. pip runs them before the one that does, and the warning comes once.
+ABOUT = {"egg_info", "dist_info", "sdist"}
 
 profile = os.environ.get("LIFTENVELOPE_BUILD_PROFILE", "release")
 if profile not in FLAGS:
@@ -103,10 +105,10 @@ def extensions() -> list[Extension]:
     if missing := missing_for_a_build():
         if required:
             raise SystemExit(f"LIFTENVELOPE_REQUIRE_EXTENSIONS is set, but this build lacks {missing}")
-        warnings.warn(
-            f"liftenvelope is built without its extensions, and is slower: this build lacks {missing}",
-            stacklevel=1,
-        )
+        if not ABOUT.intersection(sys.argv):
+            # Printed: one by the module warnings was not in the output of pip install -v.
+            text = f"liftenvelope is built without its extensions, and is slower: this build lacks {missing}"
+            print(f"warning: {text}", file=sys.stderr)
         return []
     return [extension(source.stem) for source in sorted(Path("src").glob("*.pyx"))]
 
