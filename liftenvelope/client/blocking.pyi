@@ -479,6 +479,9 @@ class BlockingClient(Blocking):
         Yields:
             The index of a message, and its ack.
         """
+    @property
+    def reconnects(self) -> int:
+        """Number of connections to brokers that were made in place of one that was lost."""
     def publish(
         self,
         stream: str,
