@@ -43,8 +43,8 @@ class PartitionLag(NamedTuple):
     messages: int
 
 
-class _Row(NamedTuple):
-    """A partition of a group.
+class _GroupPosition(NamedTuple):
+    """Position of a group in a partition.
 
     Attributes:
         lag: Group, stream and partition; the messages are not known yet.
@@ -68,7 +68,7 @@ async def group_lags(core: Core, groups: GroupFace, cursors: CursorService) -> l
     Raises:
         LiftEnvelopeError: JetStream does not answer.
     """
-    rows = list(islice(_rows(core, groups), core.options.limits.max_metric_labels))
+    rows = list(islice(_positions(core, groups), core.options.limits.max_metric_labels))
     states, stored = await asyncio.gather(
         core.storage.states(list({row.place for row in rows})),
         cursors.offsets([row.cursor for row in rows if row.cursor]),
@@ -80,18 +80,18 @@ async def group_lags(core: Core, groups: GroupFace, cursors: CursorService) -> l
     ]
 
 
-def _rows(core: Core, groups: GroupFace) -> Iterator[_Row]:
+def _positions(core: Core, groups: GroupFace) -> Iterator[_GroupPosition]:
     for state in groups.hosted:
         for topic, spec in sorted(state.topics.items()):
             if not is_encodable(state.name + topic):
                 continue
             for number in range(spec.partitions):
-                row = _row(core, state, spec, number)
+                row = _position(core, state, spec, number)
                 if row is not None:
                     yield row
 
 
-def _row(core: Core, state: GroupState, spec: TopicSpec, number: int) -> _Row | None:
+def _position(core: Core, state: GroupState, spec: TopicSpec, number: int) -> _GroupPosition | None:
     if spec.places:
         place = "" if spec.places[number].subject else spec.places[number].stream
     else:
@@ -102,12 +102,12 @@ def _row(core: Core, state: GroupState, spec: TopicSpec, number: int) -> _Row | 
         return None
     lag = PartitionLag(state.name, spec.name, number, 0)
     if not state.immediate:
-        return _Row(lag, place, state.offsets.get(TopicPartition(spec.name, number), 0), "")
+        return _GroupPosition(lag, place, state.offsets.get(TopicPartition(spec.name, number), 0), "")
     try:
-        return _Row(lag, place, 0, cursor_key(GROUP_CURSOR + state.name, spec.name, number))
+        return _GroupPosition(lag, place, 0, cursor_key(GROUP_CURSOR + state.name, spec.name, number))
     except RpcError:  # a name that no cursor can have, so the group commits nothing
-        return _Row(lag, place, 0, "")
+        return _GroupPosition(lag, place, 0, "")
 
 
-def _measured(row: _Row, state: PartitionState, position: int) -> PartitionLag:
+def _measured(row: _GroupPosition, state: PartitionState, position: int) -> PartitionLag:
     return row.lag._replace(messages=max(state.newest + 1 - max(position, state.oldest), 0))
