@@ -11,6 +11,7 @@ import click
 
 from liftenvelope._checks import RESERVED
 from liftenvelope.cli._confirming import confirm, yes_option
+from liftenvelope.cli._findings import counted
 from liftenvelope.cli._liftbridge_checks import is_gateway
 from liftenvelope.cli._places import StartType
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
@@ -374,7 +375,7 @@ async def purge_stream(
     confirm(f"Delete {'' if keep or seq or subject else 'all '}messages of stream {name!r}", yes=yes)
     async with servers.jetstream() as js:
         deleted = await (await js.stream(name)).purge(keep=keep, sequence=seq, subject=subject)
-    report(f"deleted {deleted:,} messages of {name}", as_json, stream=name, deleted=deleted)
+    report(f"deleted {counted(deleted, 'message')} of {name}", as_json, stream=name, deleted=deleted)
 
 
 @stream.command("rm")

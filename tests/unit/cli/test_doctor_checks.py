@@ -209,3 +209,9 @@ def test_clocks_of_servers_are_bounded() -> None:
     found = list(server_clock_findings([answer(f"s{number}") for number in range(12)]))
     assert [one.status for one in found] == [FindingStatus.WARNING] * 10 + [FindingStatus.SKIPPED]
     assert found[0].check == "clock of s0"
+
+
+def test_window_that_cannot_be_longer_is_no_finding() -> None:
+    name = "streams with a short duplicate window"
+    assert name not in of_stream({"duplicate_window": SECOND, "max_age": SECOND})
+    assert name in of_stream({"duplicate_window": SECOND, "max_age": 60 * SECOND})
