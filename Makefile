@@ -33,8 +33,12 @@ WITHOUT_SERVERS := tests/unit tests/twin tests/test_layers.py
 NO_SOURCES := --ignore=tests/unit/project/test_tests.py --ignore=tests/unit/project/test_log_table.py \
 	--ignore=tests/unit/project/test_architecture_page.py --ignore=tests/unit/project/test_results_picture.py
 OF_BEHAVIOUR := tests/unit tests/twin $(NO_SOURCES)
-# Tests that make test leaves to make fuzz, make test-spark, make test-browser and make test-dist-some.
-ELSEWHERE := tests/fuzz tests/spark tests/browser tests/packaging/test_distribution.py
+# Those that use what the package depends on.
+OF_DEPENDENCIES := $(filter-out tests/unit/native/ tests/unit/project/ tests/unit/data/ tests/unit/logs/,$(wildcard tests/unit/*/)) tests/unit/test_arrow.py tests/unit/test_pb.py
+# Campaigns on servers, of which a slice runs in CI.
+SLICES := tests/faults tests/hostile
+# Tests that make test leaves to make fuzz, make slices, make test-spark, make test-browser and make test-dist-some.
+ELSEWHERE := tests/fuzz $(SLICES) tests/spark tests/browser tests/packaging/test_distribution.py
 # Processes for the tests on servers. Many of them mostly wait: six keep two processors busy.
 WORKERS ?= 6
 # Processes for those that need no server. They seldom wait, and each process takes ten seconds to collect them.
@@ -56,7 +60,7 @@ SOME_OF_SPARK := tests/spark/test_functions.py tests/spark/test_session.py tests
 BROKER ?= gateway
 
 .PHONY: dist dist-interpreters test-dist test-dist-all test-dist-some packaging api-check
-.PHONY: help setup docs notebooks versions servers demo test without-servers interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz soak clean
+.PHONY: help setup docs notebooks versions servers demo test without-servers interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz slices soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -113,7 +117,7 @@ test-minimum: servers test-minimum-some  ## the lowest versions of the dependenc
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n 2 --dist loadfile $(ON_LOWEST)
 
 test-minimum-some: minimum  ## those of them that need no server
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n $(COMPUTING) --hypothesis-profile=further $(OF_BEHAVIOUR)
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n $(COMPUTING) --hypothesis-profile=further $(OF_DEPENDENCIES)
 
 # The packages that go need newer versions: two peers of the benchmarks, and a part of OpenTelemetry's newest exporter.
 minimum:
@@ -213,6 +217,9 @@ bench-spark: servers  ## Spark's figures, into benchmarks/RESULTS-SPARK.md; with
 fuzz: setup  ## the compiled code under sanitizers, 50,000 inputs per target, and tests of the campaign: three minutes
 	$(RUN) tests/fuzz/campaign.py --inputs 50000
 	$(RUN) -m pytest -q -n 2 tests/fuzz
+
+slices: servers  ## a slice of the campaigns with faults and with hostile peers: two minutes
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder $(SLICES)
 
 soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs per target; faults; hostile peers; new examples
 	$(RUN) tests/fuzz/campaign.py --inputs 10000000
