@@ -96,7 +96,7 @@ servers: setup  ## build the Liftbridge server, once; it is kept in the user's c
 demo: $(if $(filter liftbridge,$(BROKER)),servers,setup)  ## the main job: publish envelopes and account for every ack; BROKER=liftbridge for the real one
 	$(RUN) -m liftenvelope demo --broker $(BROKER)
 
-test: servers without-servers  ## all tests, on real servers; PYTHON=python3.13 for that version, in .venv-3.13
+test: servers without-servers  ## the tests, on real servers; PYTHON=python3.13 for that version, in .venv-3.13
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(WITHOUT_SERVERS:%=--ignore=%) $(ELSEWHERE:%=--ignore=%)
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 LIFTENVELOPE_CONFORMANCE_SERVER=gateway $(RUN) -m pytest -q -n 2 --dist loadfile tests/conformance
 	$(RUN) -m pytest benchmarks -q --ignore=benchmarks/spark
