@@ -53,7 +53,7 @@ class TelemetryOptions:
 
 
 class Scene(NamedTuple):
-    """What all operations of one kind on one destination have in common.
+    """Shared part of all operations of one kind on one destination.
 
     Attributes:
         operation: The operation.
