@@ -52,7 +52,7 @@ def test_publish_to_jetstream_shows_the_ack(nats_url: str, stream: str) -> None:
     ack = json_of(*send, "two", "--message-id", "7", "--url", nats_url)
     assert ack == {"stream": stream, "sequence": 3, "duplicate": False}
     again = text_of(*send, "two", "--message-id", "7", "--url", nats_url)
-    assert again == f"not stored again: the message id is that of {stream}, sequence 2\n"
+    assert again == f"not stored again: the message id is that of {stream}, sequence 3\n"
     assert "sequence 3" in text_of(*send, "x", "--expected-sequence", "2", "--url", nats_url)
     refused = error_of(*send, "x", "--expected-sequence", "2", "--url", nats_url)
     assert "wrong last sequence: 3" in refused
