@@ -108,11 +108,14 @@ class RowDecoder:
 
     Attributes:
         schema: Schema of the batches.
+        fields: All fields of the payload, without its prefix.
+        packed: True if a value carries any number of rows.
 
     Args:
         stream: Name of the stream, for errors.
         decoder: Decoder of the values.
         schema: Schema of the batches.
+        fields: All fields of the payload, without its prefix.
         packed: True if a value carries any number of rows.
         on_bad: Policy for bad messages.
         letters: Writer of dead letters; None for another policy.
@@ -123,6 +126,7 @@ class RowDecoder:
         stream: str,
         decoder: PayloadDecoder,
         schema: pa.Schema,
+        fields: pa.Schema,
         *,
         packed: bool,
         on_bad: OnBad,
@@ -131,7 +135,8 @@ class RowDecoder:
         self._stream = stream
         self._decoder = decoder
         self.schema = schema
-        self._packed = packed
+        self.fields = fields
+        self.packed = packed
         self._keeps_bad = on_bad == "column"
         self._letters = letters
         self._numbers = pa.array([], pa.int32())
@@ -152,7 +157,7 @@ class RowDecoder:
             else:
                 picked = batch.take(pa.array([value.index for value in bad], pa.int64()))
                 self._letters.put(picked, [value.reason for value in bad])
-        rows = self._unpacked if self._packed else self._flat
+        rows = self._unpacked if self.packed else self._flat
         yield from rows(batch, found.batches, bad, stop)
         if stop < batch.num_rows:
             raise self._error(batch, bad[0])

@@ -3,9 +3,11 @@
 from liftenvelope.payload._arrow import ArrowBatches
 from liftenvelope.payload._avro import Avro
 from liftenvelope.payload._choice import PayloadChoice, as_payload
+from liftenvelope.payload._described import described_text
 from liftenvelope.payload._formats import (
     BadValue,
     Decoded,
+    InferredFormat,
     PayloadDecoder,
     PayloadEncoder,
     PayloadFormat,
@@ -21,6 +23,7 @@ __all__ = [
     "BadPayloadError",
     "BadValue",
     "Decoded",
+    "InferredFormat",
     "Json",
     "Msgpack",
     "PayloadChoice",
@@ -29,4 +32,5 @@ __all__ = [
     "PayloadFormat",
     "Protobuf",
     "as_payload",
+    "described_text",
 ]

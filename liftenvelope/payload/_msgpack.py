@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from liftenvelope._checks import as_count, require
 from liftenvelope.errors import UsageError
-from liftenvelope.payload._formats import Decoded, PayloadDecoder, PayloadEncoder, PayloadFormat
+from liftenvelope.payload._formats import Decoded, InferredFormat, PayloadDecoder, PayloadEncoder
 from liftenvelope.payload._inference import infer_schema
 from liftenvelope.payload._objects import Fault, columns_of
 from liftenvelope.payload._types import OBJECT_TYPES, as_schema
@@ -25,7 +25,7 @@ _TIMESTAMP: Final = b"\xff"
 
 
 @dataclass(frozen=True)
-class Msgpack(PayloadFormat):
+class Msgpack(InferredFormat):
     """msgpack maps, one per message. Needs the package ``msgpack``.
 
     A missing field and nil are null. A value that does not fit its type makes the message bad. Nothing is
@@ -44,9 +44,7 @@ class Msgpack(PayloadFormat):
         MissingExtraError: The package ``msgpack`` is not installed.
     """
 
-    schema: pa.Schema | None = None
     _: KW_ONLY
-    sample: int = 1_000
     max_items: int = 100_000
 
     name: ClassVar[str] = "msgpack"
@@ -54,27 +52,18 @@ class Msgpack(PayloadFormat):
     def __post_init__(self) -> None:
         super().__post_init__()
         require("msgpack", "payload")
-        as_count("sample", self.sample, 1, 1_000_000)
         as_count("max_items", self.max_items)
         if self.schema is not None:
             as_schema("schema", self.schema, OBJECT_TYPES)
-
-    @property
-    def sample_rows(self) -> int:
-        """Number of messages that the schema is inferred from; 0 if the schema is given."""
-        return self.sample if self.schema is None else 0
 
     def decoder(
         self, sample: pa.Array | None = None, *, columns: Collection[str] | None = None
     ) -> PayloadDecoder:
         """Return a decoder; see :meth:`PayloadFormat.decoder`."""
-        fields = self.schema
-        if fields is None:
-            if sample is None:
-                raise UsageError("schema must be given: there is no message to infer it from, got None")
-            rows = _rows(sample, self.max_items)
-            fields = infer_schema([row for row in rows if not isinstance(row, Fault)])
-        return MsgpackDecoder(self, fields, columns)
+        return MsgpackDecoder(self, self.fields(sample), columns)
+
+    def _inferred(self, sample: pa.Array) -> pa.Schema:
+        return infer_schema([row for row in _rows(sample, self.max_items) if not isinstance(row, Fault)])
 
     def encoder(self, schema: pa.Schema) -> PayloadEncoder:
         """Return an encoder; see :meth:`PayloadFormat.encoder`."""

@@ -93,10 +93,10 @@ def iceberg_writer(
     settings = TableSettings(**options)
     if not all(as_full_text("table", table).split(".")) or "." not in table:
         raise UsageError(f"table must be a name with its namespace, such as 'lake.orders', got {table!r}")
-    opened, plan, stream_id = settings.open(source, stream)
+    opened, copy, stream_id = settings.open(source, stream)
     found = patiently(lambda: _catalog(catalog, warehouse), settings.commit_wait)
     target = IcebergTarget(found, table, stream_id, settings.parts, settings.properties or {})
-    return TableWriter(opened, plan, target, settings)
+    return TableWriter(opened, copy, target, settings)
 
 
 def _catalog(catalog: CatalogLike | None, warehouse: str | os.PathLike[str] | None) -> Catalog:
@@ -194,6 +194,6 @@ def delta_writer(
     if not as_full_text("path", place):
         raise UsageError("path must be a folder or a URL, got ''")
     require("deltalake", "delta")
-    opened, plan, stream_id = settings.open(source, stream)
+    opened, copy, stream_id = settings.open(source, stream)
     target = DeltaTarget(place, storage_options or {}, stream_id, settings.parts, settings.properties or {})
-    return TableWriter(opened, plan, target, settings)
+    return TableWriter(opened, copy, target, settings)
