@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from liftenvelope.bulk._payload_plan import PayloadPlan
-    from liftenvelope.bulk._payload_read import OnBad, RowDecoder
+    from liftenvelope.bulk._payload_read import OnBad
     from liftenvelope.bulk._plan import BatchPlan, OnRetention
     from liftenvelope.bulk._schema import EnvelopeMode
     from liftenvelope.bulk.access import Access, Source
     from liftenvelope.bulk.ranges import Range
     from liftenvelope.bulk.sources import RangedStream
     from liftenvelope.jetstream.subject_filter import SubjectFilter
-    from liftenvelope.payload import PayloadChoice
+    from liftenvelope.payload import PayloadChoice, RowDecoder
 else:
     from liftenvelope.bulk._schema import pa
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 from liftenvelope.bulk._batches import Batches
 from liftenvelope.bulk._crew import Crew
 from liftenvelope.bulk._dead_letter import DeadLetter, LetterBox
-from liftenvelope.bulk._payload_read import OnBad, PayloadColumns, RowDecoder
+from liftenvelope.bulk._payload_read import OnBad, PayloadColumns
 from liftenvelope.bulk._schema import make_schema
 from liftenvelope.errors import UsageError
-from liftenvelope.payload import InferredFormat, PayloadChoice, PayloadFormat, as_payload
+from liftenvelope.payload import InferredFormat, PayloadChoice, PayloadFormat, RowDecoder, as_payload
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,7 +105,7 @@ class PayloadPlan:
             self._columns.schema(decoder, whole.names, unsigned=source.unsigned),
             kind.fields(sample) if isinstance(kind, InferredFormat) else kind.stripped(whole),
             packed=kind.packed,
-            on_bad=self._columns.on_bad,
+            keeps_bad=self._columns.on_bad == "column",
             letters=self._letters,
         )
 
