@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -18,6 +17,7 @@ from typing import Any, Final
 from liftenvelope import bulk
 from liftenvelope._checks import as_choice, as_count, as_full_text, as_seconds
 from liftenvelope._secrets import without_secrets
+from liftenvelope._toml_file import load_toml
 from liftenvelope.bulk.access import Access, find_target
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 from liftenvelope.gateway.http_endpoint import check_http
@@ -165,7 +165,7 @@ def read_archive_config(path: str) -> ArchiveConfig:
             names file, table, key and value.
     """
     shown = without_secrets(path)
-    found = _load(path, shown)
+    found = load_toml(path, shown)
     _check_keys(f"{shown}:", found, {"archive", "pipeline"})
     tables = found.get("pipeline", [])
     if not isinstance(tables, list) or not 1 <= len(tables) <= _MOST_PIPELINES:
@@ -191,21 +191,6 @@ def with_http(config: ArchiveConfig, http: str | None) -> ArchiveConfig:
 
 def _count(tables: object) -> object:
     return len(tables) if isinstance(tables, list) else type(tables).__name__
-
-
-def _load(path: str, shown: str) -> dict[str, Any]:
-    try:
-        with Path(path).open("rb") as file:
-            raw = file.read(_LARGEST + 1)
-    except (OSError, ValueError) as exc:  # ValueError: a NUL in the path
-        reason = exc.strerror if isinstance(exc, OSError) else exc
-        raise UsageError(f"--config must be a file that can be read, got {shown!r}: {reason}") from None
-    if len(raw) > _LARGEST:
-        raise UsageError(f"{shown} must have at most {_LARGEST} bytes, got more")
-    try:
-        return tomllib.loads(raw.decode())
-    except (ValueError, RecursionError) as exc:
-        raise UsageError(f"{shown} must be TOML in UTF-8: {exc}") from exc
 
 
 def _settings(where: str, table: Any, pipelines: tuple[PipelineConfig, ...]) -> ArchiveConfig:

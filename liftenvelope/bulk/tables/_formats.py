@@ -141,21 +141,17 @@ def to_delta(
     storage_options: Mapping[str, str] | None = None,
     **options: Unpack[TableOptions],
 ) -> TableWritten:
-    """Write what is new in a stream into a Delta table, each message once.
-
-    The table is created if it does not exist. Later calls go on where the table ends: the next offset of each
-    partition is in the same commit as the rows. So each message is in the table once, also if a call is
-    killed, or if several run at the same time.
+    """Write what is new in a stream into a Delta table, each message once, as :func:`to_iceberg` does.
 
     Args:
-        source: As for :func:`liftenvelope.bulk.read`.
-        stream: Name of the stream.
+        source: As for :func:`to_iceberg`.
+        stream: As for :func:`to_iceberg`.
         path: Folder or URL of the table.
         storage_options: Options of the object store for deltalake.
         **options: See :class:`TableOptions`.
 
     Returns:
-        The rows and commits that were added, and where the table stands.
+        As for :func:`to_iceberg`.
 
     Raises:
         LiftEnvelopeError: As for :meth:`TableWriter.catch_up`.
