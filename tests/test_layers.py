@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_backoff", "_summaries", "_version", "_wire"),
     ("errors",),
     ("_checks", "_deadlines", "_secrets"),
-    ("_logs", "_toml_file"),
+    ("_logs",),
     ("types",),
     ("_native",),
     ("envelope",),

@@ -17,10 +17,10 @@ from typing import Any, Final
 from liftenvelope import bulk
 from liftenvelope._checks import as_choice, as_count, as_full_text, as_seconds
 from liftenvelope._secrets import without_secrets
-from liftenvelope._toml_file import load_toml
 from liftenvelope.bulk.access import Access, find_target
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 from liftenvelope.gateway.http_endpoint import check_http
+from liftenvelope.gateway.toml_file import load_toml
 from liftenvelope.payload import as_payload
 
 __all__ = ["ArchiveConfig", "PipelineConfig", "read_archive_config", "with_http"]

@@ -15,7 +15,7 @@ from liftenvelope.bulk._archive_files import ArchiveFile, ArchiveFolder, Rotatio
 from liftenvelope.bulk._archive_layout import Layout, PartitionBy
 from liftenvelope.bulk._archive_places import find_place
 from liftenvelope.bulk._batches import OnGap, OnProgress, check_calls
-from liftenvelope.bulk._copying import CopyRows, make_copy
+from liftenvelope.bulk._copying import CopyRows, check_types, make_copy
 from liftenvelope.bulk._crew import Crew, Piece
 from liftenvelope.bulk._payload_read import OnBad
 from liftenvelope.bulk._plan import OnRetention
@@ -197,6 +197,8 @@ def to_parquet(
             rows = copy.rows(opened, reached.record, lambda: spans)
             if rows.record.payload is not None:
                 check_parquet(rows.schema)
+            if reached.record is not None:
+                check_types(reached.record.fields, rows.record.fields, folder.title)
             done = _ArchiveRun(opened, folder, copy.plan, rows, spans, progress, on_gap).run()
             if place.most_bytes is not None and done.files:
                 folder.reached(numbers)  # what another run may have written meanwhile

@@ -28,7 +28,15 @@ if TYPE_CHECKING:
 else:
     from liftenvelope.bulk._schema import pa
 
-__all__ = ["CopiedRows", "CopyPlan", "CopyRecord", "CopyRows", "make_copy", "merged_record"]
+__all__ = [
+    "CopiedRows",
+    "CopyPlan",
+    "CopyRecord",
+    "CopyRows",
+    "check_types",
+    "make_copy",
+    "merged_record",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from typing import Any, Final
 import click
 
 from liftenvelope._secrets import without_secrets
-from liftenvelope._toml_file import load_toml
 from liftenvelope.cli._settings import SETTINGS, Setting
 from liftenvelope.errors import UsageError
 
@@ -55,6 +54,8 @@ def read_config(path: str) -> ConfigFile:
         UsageError: The file can't be read or is not TOML, a key is unknown, or a value has the wrong type or
             is out of range. The text names file and key.
     """
+    from liftenvelope.gateway.toml_file import load_toml
+
     shown = without_secrets(path)
     found = ConfigFile(shown)
     for table, entries in load_toml(path, shown).items():

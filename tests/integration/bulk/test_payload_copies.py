@@ -113,6 +113,16 @@ def test_later_run_with_other_options_is_refused(copy: Copy) -> None:
     assert copy.run(payload="json", subjects=[f"{copy.stream}.*", f"{copy.stream}.a"]).rows == 1
 
 
+def test_given_schema_with_another_type_is_refused(copy: Copy) -> None:
+    copy.publish({"id": 1})
+    copy.run(payload={"format": "json", "schema": {"id": "int64"}})
+    copy.publish({"id": "x"})
+    with pytest.raises(
+        (UsageError, bulk.TableSchemaError), match=r"'id' (the|must fit) type.*int64.*got.*string"
+    ):
+        copy.run(payload={"format": "json", "schema": {"id": "string"}})
+
+
 def test_raw_copy_refuses_a_payload(copy: Copy) -> None:
     copy.publish({"id": 1})
     copy.run()
