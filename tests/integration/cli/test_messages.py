@@ -44,10 +44,15 @@ def stream(nats_url: str, name: str) -> Iterator[str]:
 def test_publish_to_jetstream_shows_the_ack(nats_url: str, stream: str) -> None:
     send = ("publish", f"{stream}.a")
     assert text_of(*send, "one", "--url", nats_url) == f"stored in {stream}, sequence 1\n"
+    assert json_of(*send, "-", "--url", nats_url, given="typed")["sequence"] == 2
+    assert (
+        lines_of("subscribe", stream, "--start", "2", "--limit", "1", "--url", nats_url)[0]["value"]
+        == "typed"
+    )
     ack = json_of(*send, "two", "--message-id", "7", "--url", nats_url)
-    assert ack == {"stream": stream, "sequence": 2, "duplicate": False}
+    assert ack == {"stream": stream, "sequence": 3, "duplicate": False}
     again = text_of(*send, "two", "--message-id", "7", "--url", nats_url)
-    assert again == f"not stored again: the message id is that of {stream}, sequence 2\n"
+    assert again == f"not stored again: the message id is that of {stream}, sequence 3\n"
     assert "sequence 3" in text_of(*send, "x", "--expected-sequence", "2", "--url", nats_url)
     refused = error_of(*send, "x", "--expected-sequence", "2", "--url", nats_url)
     assert "wrong last sequence: 3" in refused
