@@ -2,6 +2,7 @@
 
 from liftenvelope.bulk._archive import Archived, to_parquet
 from liftenvelope.bulk._dead_letter import DeadLetter
+from liftenvelope.bulk._payload_read import OnBad
 from liftenvelope.bulk._reading import count, read, tail
 from liftenvelope.bulk._restore import Restored, restore
 from liftenvelope.bulk._scan import Scan, scan
@@ -37,6 +38,7 @@ __all__ = [
     "Archived",
     "DeadLetter",
     "Gap",
+    "OnBad",
     "Progress",
     "ReadLostError",
     "RestoreError",
