@@ -2,6 +2,8 @@
 
 from liftenvelope.bulk._archive import Archived, to_parquet
 from liftenvelope.bulk._dead_letter import DeadLetter
+from liftenvelope.bulk._notebook import load_ipython_extension
+from liftenvelope.bulk._progress_bar import ProgressBar
 from liftenvelope.bulk._reading import count, read, tail
 from liftenvelope.bulk._restore import Restored, restore
 from liftenvelope.bulk._scan import Scan, scan
@@ -38,6 +40,7 @@ __all__ = [
     "DeadLetter",
     "Gap",
     "Progress",
+    "ProgressBar",
     "ReadLostError",
     "RestoreError",
     "Restored",
@@ -56,6 +59,7 @@ __all__ = [
     "count",
     "delta_writer",
     "iceberg_writer",
+    "load_ipython_extension",
     "read",
     "restore",
     "scan",
