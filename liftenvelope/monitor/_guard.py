@@ -53,7 +53,7 @@ _OPEN: Final = frozenset({"/login", "/static/style.css", "/static/icon.svg"})
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorAccess:
-    """Who may see the monitor.
+    """Access rule of the monitor.
 
     Attributes:
         token: Token that is required; empty for none.

@@ -20,7 +20,7 @@ _MAX_MEMBERS: Final = 10_000
 
 @dataclass
 class ActiveGroup:
-    """What the activity stream says about a group.
+    """State of a group, as the activity stream tells it.
 
     Attributes:
         members: Streams of each member.

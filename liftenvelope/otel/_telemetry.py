@@ -52,7 +52,7 @@ class TelemetryOptions:
 
 
 class Scene(NamedTuple):
-    """What all operations of one kind on one destination have in common.
+    """Shared part of all operations of one kind on one destination.
 
     Attributes:
         operation: The operation.

@@ -17,8 +17,7 @@ import liftenvelope
 from liftenvelope.client import Client
 from liftenvelope.errors import LiftEnvelopeError
 
-#: Seconds between an ack and the next message, and within which a message must be acked.
-_PAUSE: Final = 0.005
+#: Seconds within which a message must be acked.
 _TIMEOUT: Final = 60.0
 
 
@@ -41,7 +40,7 @@ async def _publish(client: Client, stream: str) -> None:
     print(json.dumps([ended, ended - began, error]), flush=True)
 
 
-async def _main(address: str, stream: str, tls: list[str] | None) -> None:
+async def _main(address: str, stream: str, tls: list[str] | None, pause: float) -> None:
     leaves, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def wait_for_end() -> None:
@@ -55,7 +54,7 @@ async def _main(address: str, stream: str, tls: list[str] | None) -> None:
         await client.create_stream(stream, stream)
         while not leaves.is_set():
             await _publish(client, stream)
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(pause)
 
 
 def _arguments() -> dict[str, Any]:

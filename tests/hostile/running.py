@@ -31,6 +31,8 @@ _TRAPS: Final = ("$KV.>", "$JS.API.STREAM.DELETE.>", "_lift.>", "trap.>")
 _NICENESS: Final = 10
 #: Publishes of the bystander that show that it is served.
 _SERVED: Final = 3
+#: Seconds between its publishes: its median latency tells how it is served.
+_PAUSE: Final = 0.005
 
 
 @dataclass
@@ -67,10 +69,12 @@ class Victim:
 
     Args:
         certificates: For one that has TLS and a policy; None for a plain one.
+        pause: Seconds between an ack of the bystander and its next message.
     """
 
-    def __init__(self, certificates: Certificates | None = None) -> None:
+    def __init__(self, certificates: Certificates | None = None, *, pause: float = _PAUSE) -> None:
         self._certificates = certificates
+        self._pause = pause
         self._stack = ExitStack()
         self.cluster: GatewayCluster
         self.bystander: Bystander
@@ -84,7 +88,7 @@ class Victim:
             if self._certificates is None:
                 asyncio.run(self._prepare())
             files = None if self._certificates is None else self._certificates.bystander
-            self.bystander = Bystander(self.address, files)
+            self.bystander = Bystander(self.address, files, self._pause)
             stack.callback(self.bystander.close)
             self.bystander.wait_for(_SERVED)
             self._stack = stack.pop_all()

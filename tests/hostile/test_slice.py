@@ -18,6 +18,8 @@ from tests.hostile.tls import Certificates
 
 #: Each connection once, with so many pieces where the victim does not close it.
 SLICE: Final = Extent(seconds=0, pieces=50, connections=2)
+#: Seconds between the publishes of a bystander that must be served, and whose latency is not judged.
+PAUSE: Final = 0.03
 
 
 def is_silent(row: Attack) -> bool:
@@ -54,13 +56,13 @@ def name_of(row: Attack) -> str:
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Victim]:
-    with Victim() as victim:
+    with Victim(pause=PAUSE) as victim:
         yield victim
 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
-    with Victim(Certificates(tmp_path_factory.mktemp("tls"))) as victim:
+    with Victim(Certificates(tmp_path_factory.mktemp("tls")), pause=PAUSE) as victim:
         yield victim
 
 

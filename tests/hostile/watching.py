@@ -79,10 +79,11 @@ class Bystander:
     Args:
         address: Where the victim listens.
         tls: Files of an authority and of a client's certificate, None for plain TCP.
+        pause: Seconds between an ack and the next message.
     """
 
-    def __init__(self, address: str, tls: tuple[str, str] | None) -> None:
-        arguments = json.dumps({"address": address, "stream": "bystander", "tls": tls})
+    def __init__(self, address: str, tls: tuple[str, str] | None, pause: float) -> None:
+        arguments = json.dumps({"address": address, "stream": "bystander", "tls": tls, "pause": pause})
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.hostile.bystander", arguments],
             cwd=_ROOT,

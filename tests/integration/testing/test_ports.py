@@ -135,7 +135,7 @@ def test_refusing_proxy_keeps_its_port_until_it_is_closed(small_range: Callable[
         assert proxy.port == only
 
 
-@pytest.mark.parametrize(("kind", "processes", "rounds"), [("nats", 6, 4), ("gateway", 4, 2)])
+@pytest.mark.parametrize(("kind", "processes", "rounds"), [("nats", 6, 4), ("gateway", 3, 1)])
 def test_processes_that_share_a_few_ports_get_their_own_servers(
     small_range: Callable[[int], range], kind: str, processes: int, rounds: int
 ) -> None:
