@@ -92,6 +92,11 @@ PANELS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     ),
     ("Subscriptions", "short", (("open_reads{}", "{{instance}}"),)),
     (
+        "Groups with the largest lag",
+        "short",
+        (("topk(5, sum by (group) (group_lag_messages{}))", "{{group}}"),),
+    ),
+    (
         "Buffered bytes",
         "bytes",
         (

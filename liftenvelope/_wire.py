@@ -68,6 +68,9 @@ MSG_ACK_POLICY: Final = 12
 #: Headers that the server adds to every stored message; they repeat subject and replySubject.
 SERVER_HEADERS: Final = ("subject", "reply")
 
+#: Begins the id of the cursors in which members of a group keep its positions; the group's name follows.
+GROUP_CURSOR: Final = "__group:"
+
 # Message.HeadersEntry, and that of PublishRequest
 ENTRY_KEY: Final = 1
 ENTRY_VALUE: Final = 2

@@ -64,6 +64,11 @@ class JetStreamWrite:
         self._mode = mode
         self._publisher: RowPublisher | None = None
 
+    @property
+    def max_payload(self) -> int:
+        """Longest message in bytes that the server accepts; 0 before :meth:`open`."""
+        return self._link.max_payload
+
     def open(self) -> None:
         """Connect and check that the stream exists and allows the mode.
 

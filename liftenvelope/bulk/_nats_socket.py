@@ -29,6 +29,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream.api import encode_payload, natural, read_answer, read_as, read_json
 from liftenvelope.jetstream.statuses import Status, status_number
+from liftenvelope.nats.logins import is_refused_login, refused_login
 from liftenvelope.rpc.address import Address, connect, parse_address
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ _INFO_TEXTS: Final = ("nonce", "server_id", "version")
 _MESSAGE_LINE: Final = re.compile(rb"H?MSG [^\r\n]* (\d{1,18})\r\n")
 #: First bytes that a NATS server sends.
 _GREETING: Final = b"INFO "
-_DENIED: Final = ("authorization violation", "permissions violation", "user authentication", "authentication")
+_DENIED: Final = "permissions violation"
 
 
 def claimed_size(data: bytes | memoryview, start: int, end: int) -> int:
@@ -349,9 +350,10 @@ class NatsSocket:
         for secret in (self._access.password, self._access.token):
             if secret:  # a server may echo what it received
                 text = text.replace(secret, "***")
-        if any(word in text.lower() for word in _DENIED):
-            hint = "; give the user, token or credentials that it knows" if "uthorization" in text else ""
-            raise PermissionDeniedError(0, f"{self.address}: {text}{hint}")
+        if is_refused_login(text):
+            raise PermissionDeniedError(0, refused_login(str(self.address)))
+        if _DENIED in text.lower():
+            raise PermissionDeniedError(0, f"{self.address}: {text}")
         raise TransportError(f"{self.address}: {text}")
 
     def _next_other(

@@ -13,7 +13,7 @@ from liftenvelope.bulk._liftbridge_write import LiftbridgeWrite
 from liftenvelope.bulk._payload_write import PACK_BYTES, PACK_ROWS, open_encoded
 from liftenvelope.bulk.access import Access, ServerKind, Source, Target, find_target
 from liftenvelope.bulk.errors import WriteFailedError
-from liftenvelope.bulk.observing import observed
+from liftenvelope.bulk.observing import observed, observed_rows
 from liftenvelope.bulk.outgoing import Written, batches_of, open_rows, published
 from liftenvelope.bulk.ranges import Progress
 from liftenvelope.client.binding import options_of
@@ -32,6 +32,8 @@ __all__ = ["open_client", "write"]
 
 #: Rows to prepare for Liftbridge at a time.
 _PORTION = 8192
+#: Largest message of NATS servers and of the gateway by default. Liftbridge does not tell its own limit.
+_USUAL_LIMIT = 1 << 20
 
 
 @observed
@@ -130,7 +132,8 @@ def write(
             max_in_flight=max_in_flight,
             mode=mode,
         )
-        return _write_jetstream(job, published(reader), progress)
+        rows = observed_rows(published(reader), lambda: job.max_payload)
+        return _write_jetstream(job, rows, progress)
     owner = options_of(source) if isinstance(source, BlockingClient) else None
     return _write_liftbridge(
         LiftbridgeWrite(
@@ -225,7 +228,7 @@ def _write_liftbridge(
     try:
         job.open()
         try:
-            for batch in batches_of(reader, _PORTION):
+            for batch in observed_rows(batches_of(reader, _PORTION), lambda: _USUAL_LIMIT):
                 job.add(batch)
                 done += batch.num_rows
                 if progress is not None:

@@ -132,6 +132,8 @@ def _short_window(info: StreamInfo) -> str | None:
     window = info.config.duplicate_window
     if info.config.mirror is not None or window is None or window >= _RETRIES:
         return None
+    if info.config.max_age and info.config.max_age <= window:  # a server refuses a longer window
+        return None
     return f"{window:g} s"
 
 

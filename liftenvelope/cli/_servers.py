@@ -46,8 +46,6 @@ _ATTEMPTS: Final = 120
 _FIRST_ATTEMPTS: Final = 3
 #: Errors of attempts to remember.
 _NOTED: Final = 20
-#: Parts of nats-server's errors that refuse a login.
-_REFUSALS: Final = ("authorization violation", "authentication")
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: one document, or one object per line for messages."
@@ -241,13 +239,14 @@ class CommandServers:
         Args:
             errors: The error of the call, and those of single attempts. Each attempt may fail in another way.
         """
+        from liftenvelope.nats.logins import is_refused_login, refused_login
+
         error = errors[-1]
         text = without_secrets(str(error) or type(error).__name__)
         if isinstance(error, OSError) and error.filename:
             raise UsageError(f"a file of the login must be readable: {text}") from None
-        if any(refusal in str(one).lower() for one in errors for refusal in _REFUSALS):
-            advice = "check the user and password, the token or the credentials"
-            raise PermissionDeniedError(0, f"{self.where} refused the login: {advice}") from None
+        if any(map(is_refused_login, errors)):
+            raise PermissionDeniedError(0, refused_login(self.where)) from None
         if isinstance(error, ConnectionResetError):
             text = f"{text}. A server that refuses a login does that too"
         if isinstance(error, TimeoutError):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import platform
 import sys
 import time
 from collections import Counter
-from collections.abc import Coroutine, Mapping
-from datetime import datetime
+from collections.abc import Coroutine
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -30,11 +28,14 @@ from liftenvelope.cli._liftbridge_checks import (
     liftbridge_clock_finding,
     partition_findings,
 )
+from liftenvelope.cli._server_answers import Servers, permitted
+from liftenvelope.cli._server_checks import as_ns, buffers_finding
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._terminal import echo_json, shown
 from liftenvelope.errors import (
     CallTimeoutError,
     LiftEnvelopeError,
+    NoJetStreamError,
     PermissionDeniedError,
     ServerError,
     StreamNotFoundError,
@@ -49,16 +50,12 @@ if TYPE_CHECKING:
 __all__ = ["doctor"]
 
 _Answer = TypeVar("_Answer")
-#: Seconds between looks for a refusal, which the server sends apart from answers.
-_LOOK: Final = 0.05
 #: Streams that are looked at, and streams whose consumers are listed, one request each.
 _MOST_STREAMS: Final = 20_000
 _MOST_LISTINGS: Final = 500
 #: Leaders of streams whose clocks are compared.
 _MOST_CLOCKS: Final = 10
-_BUFFERS: Final = (
-    "for fast publishers without acks, raise max_buffered_msgs and max_buffered_size: docs/gateway.md"
-)
+_OTHER_USER: Final = "run doctor also with a user of the account that has the streams"
 _SILENT: Final = Rule[str](
     check="streams that do not answer",
     test=lambda _: "",
@@ -165,8 +162,9 @@ async def _check_nats(servers: CommandServers) -> list[Finding]:
         ]
         if findings[-1].status is not FindingStatus.OK:
             return [*findings, skipped("JetStream", "without an inbox no answer can be received")]
-        findings.append(await _clock_of_server(nc, servers.timeout))
-        return findings + await _Account(js).check()
+        all_servers = Servers(nc, servers.timeout)
+        findings += await all_servers.check()
+        return findings + await _Account(js, all_servers).check()
 
 
 async def _inbox_finding(nc: NatsClient, timeout: float) -> Finding:
@@ -187,57 +185,17 @@ async def _inbox_finding(nc: NatsClient, timeout: float) -> Finding:
     )
 
 
-async def _permitted(nc: NatsClient, subject: str, call: Coroutine[Any, Any, _Answer]) -> _Answer:
-    """Await a request, and raise at once if the server tells that the user may not send it.
-
-    Raises:
-        PermissionDeniedError: The user may not publish on the subject.
-    """
-    task = asyncio.ensure_future(call)
-    wanted = f'permissions violation for publish to "{subject.lower()}"'
-    try:
-        while not task.done():
-            await asyncio.wait({task}, timeout=_LOOK)
-            if not task.done() and wanted in (reason := str(nc.last_error).lower()):
-                raise PermissionDeniedError(0, reason)
-        return task.result()
-    finally:
-        task.cancel()
-
-
-async def _clock_of_server(nc: NatsClient, timeout: float) -> Finding:
-    """Compare the clock of the server, which tells its time when asked about the user."""
-    from liftenvelope.jetstream.api import Api, read_as
-
-    what, name = "USER.INFO", "the connected server"
-    sent = time.time_ns()
-    try:
-        call = Api(nc, prefix="$SYS.REQ", timeout=timeout).request(what)
-        answer = await _permitted(nc, f"$SYS.REQ.{what}", call)
-        received = time.time_ns()
-        server = read_as(_server_time, answer, "the server's description of the user")
-    except (TransportError, ServerError, CallTimeoutError) as exc:
-        return skipped(f"clock of {name}", f"its time can't be read: {exc}")
-    return clock_finding(ClockReading(server=name, sent_ns=sent, server_ns=server, received_ns=received))
-
-
-def _server_time(answer: Mapping[str, Any]) -> int:
-    return _as_ns(datetime.fromisoformat(answer["server"]["time"]))
-
-
-def _as_ns(moment: datetime) -> int:
-    return round(moment.timestamp() * 1e6) * 1_000
-
-
 class _Account:
     """Checks the account of a connection: its limits, streams and consumers.
 
     Args:
         js: JetStream.
+        servers: Checks of the servers, which were made.
     """
 
-    def __init__(self, js: JetStream) -> None:
+    def __init__(self, js: JetStream, servers: Servers) -> None:
         self._js = js
+        self._servers = servers
         self._streams = RuleBook("stream", stream_rules())
         self._consumers = RuleBook("consumer", consumer_rules())
         #: Streams that have consumers, up to a limit; one stream by the name of its leader.
@@ -255,15 +213,15 @@ class _Account:
                 if step == self._check_streams:
                     break  # the other steps need them
             except (TransportError, CallTimeoutError, ServerError) as exc:
-                findings.append(_failed(f"JetStream's {_TITLES[step.__name__]}", exc))
+                if self._servers.is_system and isinstance(exc, NoJetStreamError):
+                    findings.append(skipped("streams and consumers", str(exc), _OTHER_USER))
+                else:
+                    findings.append(_failed(f"JetStream's {_TITLES[step.__name__]}", exc))
                 break
-        return [
-            *findings,
-            skipped("limits of JetStream's buffers", "the server does not tell them", _BUFFERS),
-        ]
+        return [*findings, buffers_finding()]
 
     async def _asked(self, what: str, call: Coroutine[Any, Any, _Answer]) -> _Answer:
-        return await _permitted(self._js.api.nc, f"{self._js.api.prefix}.{what}", call)
+        return await permitted(self._js.api.nc, f"{self._js.api.prefix}.{what}", call)
 
     async def _limits(self) -> list[Finding]:
         info = await self._asked("INFO", self._js.account_info())
@@ -315,15 +273,17 @@ class _Account:
             self._consumers.look(f"{stream}/{info.name}", info)
 
     async def _clocks(self) -> list[Finding]:
-        """Compare the clocks of the leaders of some streams, which date what they store."""
-        findings = []
+        """Compare the clocks of the leaders of some streams, unless all servers have told their times."""
+        findings: list[Finding] = []
+        if self._servers.has_times:
+            return findings
         for leader, stream in self._led.items():
             sent = time.time_ns()
             info = (await self._asked(f"STREAM.INFO.{stream}", self._js.stream(stream))).cached_info
             received = time.time_ns()
             if info.ts is not None:
                 reading = ClockReading(
-                    server=leader, sent_ns=sent, server_ns=_as_ns(info.ts), received_ns=received
+                    server=leader, sent_ns=sent, server_ns=as_ns(info.ts), received_ns=received
                 )
                 findings.append(clock_finding(reading))
         return findings

@@ -116,7 +116,7 @@ async def publish(
     """Publish a message and show its ack.
 
     TARGET is a subject of JetStream, a stream of Liftbridge, or with --envelope a subject that a Liftbridge
-    stream records. The value is VALUE, a file, or standard input if both are left out.
+    stream records. The value is VALUE, a file, or standard input if both are left out or VALUE is -.
     """
     message = _Outgoing(
         target=target,
@@ -160,7 +160,7 @@ def _value(value: str | None, file: str | None) -> bytes:
     """
     if value is not None and file is not None:
         raise UsageError("VALUE and --file exclude each other; leave one of them out")
-    if value is not None:
+    if value is not None and value != "-":
         return value.encode("utf-8", "surrogateescape")
     if (file is None or file == "-") and sys.stdin is None:
         raise UsageError("VALUE or --file must be given, because standard input is closed")

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     help="With --payload: end at a message that does not fit, or add bad_reason and bad_value.",
 )
 @click.option("--follow", is_flag=True, help="Keep waiting for new messages; lines of JSON only.")
+@click.option("--json", "as_json", is_flag=True, help="Print lines of JSON: what --to - does anyway.")
 @click.option("--rotate-rows", type=int, help="With a folder: maximum number of rows in a file.")
 @click.option("--rotate-bytes", type=int, help="With a folder: size in bytes at which a file ends.")
 @with_source
@@ -79,6 +80,7 @@ def read(
     start: Any,
     follow: bool,
     limit: int | None,
+    as_json: bool,
     rotate_rows: int | None,
     rotate_bytes: int | None,
     **how: Any,
@@ -89,6 +91,8 @@ def read(
     """
     if not to:  # Path("") is the current folder
         raise click.UsageError("--to must not be empty, got ''")
+    if as_json and to != "-":
+        raise click.UsageError(f"--json must be left out with --to {to}, which names the format")
     fail_cleanly(lambda: as_local_path("--to", to))
     how["start"] = start if start is not None else "latest" if follow else "earliest"
     how["partitions"] = list(how["partitions"]) or None

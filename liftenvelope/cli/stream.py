@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from liftenvelope._checks import RESERVED
 from liftenvelope.cli._confirming import confirm, yes_option
+from liftenvelope.cli._findings import counted
+from liftenvelope.cli._liftbridge_checks import is_gateway
 from liftenvelope.cli._places import StartType
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._stream_settings import (
@@ -22,8 +25,6 @@ from liftenvelope.cli._terminal import echo_json, plain, print_facts, print_tabl
 from liftenvelope.errors import (
     NoSuchStreamError,
     NotLeaderError,
-    PartitionPausedError,
-    ReadonlyPartitionError,
     UsageError,
 )
 
@@ -41,8 +42,6 @@ _PARTITIONS: Final = click.option(
     type=click.IntRange(min=0),
     help="Partition; repeatable.  [default: all]",
 )
-#: Seconds to try to read a partition that is said to be paused.
-_PROBE: Final = 2.0
 #: Partitions to ask about at a time.
 _AT_ONCE: Final = 16
 
@@ -109,12 +108,16 @@ async def info_of_stream(servers: CommandServers, name: str, as_json: bool) -> N
             _print_jetstream(info)
         return
     async with servers.liftbridge() as client:
-        found = (await client.fetch_metadata(streams=[name])).get_stream(name)
+        metadata = await client.fetch_metadata(streams=[name, *RESERVED])  # these tell a gateway
+        found = metadata.get_stream(name)
         if found is None:
             raise NoSuchStreamError(0, f"there is no stream {name!r}")
         slots = asyncio.Semaphore(_AT_ONCE)
         parts = await asyncio.gather(
-            *(_partition(client, name, one, slots) for one in found.partitions.values())
+            *(
+                _partition(client, name, one, slots, clears_flags=is_gateway(metadata))
+                for one in found.partitions.values()
+            )
         )
     if as_json:
         echo_json(_liftbridge_json(found, parts))
@@ -123,33 +126,26 @@ async def info_of_stream(servers: CommandServers, name: str, as_json: bool) -> N
 
 
 async def _partition(
-    client: lift.Client, stream: str, known: lift.PartitionInfo, slots: asyncio.Semaphore
+    client: lift.Client,
+    stream: str,
+    known: lift.PartitionInfo,
+    slots: asyncio.Semaphore,
+    *,
+    clears_flags: bool,
 ) -> lift.PartitionInfo:
-    """Ask the leader of a partition. A paused partition has none, so what the cluster knows has to do."""
+    """Ask the leader of a partition. A paused one has none, so what the cluster knows has to do.
+
+    Liftbridge leaves the flag of a paused partition set when it is woken. So the partition is paused unless a
+    leader answers. A gateway clears the flag, and answers for paused partitions as well.
+    """
+    if not known.leader or (clears_flags and known.paused):
+        return known
     async with slots:
-        paused = known.paused and await _is_paused(client, stream, known.id)
-        if paused or not known.leader:
-            return known
         try:
-            found = await client.fetch_partition_metadata(stream, known.id)
+            found = await client.fetch_partition_metadata(stream, known.id, wait_for_leader=not known.paused)
         except NotLeaderError:
             return known
-        return replace(found, paused=paused)
-
-
-async def _is_paused(client: lift.Client, stream: str, partition: int) -> bool:
-    """Return True unless a partition with the flag of a paused one can be read.
-
-    Servers leave the flag set when a partition is woken, and a paused one refuses subscriptions like one that
-    has no leader for a moment. So this is the server's word unless a subscription proves it wrong.
-    """
-    try:
-        async with asyncio.timeout(_PROBE), client.subscribe(stream, partition=partition, start="new"):
-            return False
-    except ReadonlyPartitionError:
-        return False
-    except (PartitionPausedError, NotLeaderError, TimeoutError):
-        return True
+    return replace(found, paused=False)
 
 
 def _subjects(subjects: Sequence[str], most: int) -> str:
@@ -379,7 +375,7 @@ async def purge_stream(
     confirm(f"Delete {'' if keep or seq or subject else 'all '}messages of stream {name!r}", yes=yes)
     async with servers.jetstream() as js:
         deleted = await (await js.stream(name)).purge(keep=keep, sequence=seq, subject=subject)
-    report(f"deleted {deleted:,} messages of {name}", as_json, stream=name, deleted=deleted)
+    report(f"deleted {counted(deleted, 'message')} of {name}", as_json, stream=name, deleted=deleted)
 
 
 @stream.command("rm")

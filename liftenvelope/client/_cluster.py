@@ -120,7 +120,7 @@ class Cluster:
                 fate = fate_of(last)
                 if uncertain and fate is Fate.REFUSED and _code(last) == rule.done_already:
                     return None
-                again = fate is not Fate.REFUSED and (rule.repeatable or not fate.is_uncertain)
+                again = rule.allows(fate, len(failed) + 1)
                 if fate is not Fate.TIMED_OUT:
                     before = last
                 elif rule.repeatable and attempt_timeout < (rule.attempt_timeout or 0.0):
@@ -153,11 +153,17 @@ class Cluster:
             return random.choice(fresh)
         return choose_broker(self.options.broker_selection, brokers, self.connections.latency).address
 
-    def leader_of(self, stream: str, partition: int) -> Route:
-        """Return a route to the leader of a partition. It refreshes the metadata after a failed attempt."""
+    def leader_of(self, stream: str, partition: int, *, wait: bool = True) -> Route:
+        """Return a route to the leader of a partition. It refreshes the metadata after a failed attempt.
+
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition.
+            wait: Wait for a leader if the partition has none.
+        """
 
         async def route(failed: Sequence[str], deadline: Deadline) -> str:
-            return await self.leader_address(stream, partition, deadline, refresh=bool(failed))
+            return await self.leader_address(stream, partition, deadline, refresh=bool(failed), wait=wait)
 
         return route
 
@@ -320,9 +326,9 @@ class Cluster:
             task.exception()  # marks it as retrieved: the waiters raise it, but all may have been cancelled
 
     async def leader_address(
-        self, stream: str, partition: int, deadline: Deadline, *, refresh: bool = False
+        self, stream: str, partition: int, deadline: Deadline, *, refresh: bool = False, wait: bool = True
     ) -> str:
-        """Return the address of a partition's leader; wait if the partition has no leader.
+        """Return the address of a partition's leader; wait if the partition has none, unless told not to.
 
         Raises:
             NoSuchStreamError: There is no such stream.
@@ -342,8 +348,8 @@ class Cluster:
                 leader = self._brokers.get(found.partitions[partition].leader)
                 if leader is not None:
                     return leader.address
-            if deadline.is_over:
-                text = f"{stream}[{partition}] had no leader for {deadline.timeout} s"
+            if deadline.is_over or not wait:
+                text = f"{stream}[{partition}] had no leader" + (f" for {deadline.timeout} s" if wait else "")
                 raise NotLeaderError(StatusCode.FAILED_PRECONDITION, text)
             attempt += 1
             await asyncio.sleep(deadline.pause_before(attempt))

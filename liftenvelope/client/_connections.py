@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -22,10 +23,17 @@ __all__ = ["Connections"]
 
 @dataclass(slots=True, eq=False)
 class _Pooled:
-    """A connection, and whether the last idle check found it without calls."""
+    """A connection.
+
+    Attributes:
+        channel: The connection.
+        was_idle: True if the last idle check found it without calls.
+        is_lost: True if it was found to accept no more calls.
+    """
 
     channel: Channel
     was_idle: bool = False
+    is_lost: bool = False
 
 
 class Connections:
@@ -34,6 +42,9 @@ class Connections:
     A call gets a connection without open calls if one is free or may still be made, because data for one call
     can delay the answer to another call on the same connection. If the pool is full, the connection with the
     fewest open calls is shared.
+
+    Attributes:
+        reconnects: Connections that were made in place of one that was lost.
     """
 
     def __init__(self, options: Options) -> None:
@@ -41,6 +52,9 @@ class Connections:
         self._pool: dict[str, list[_Pooled]] = {}
         self._making: dict[str, asyncio.Lock] = {}
         self._latencies: dict[str, float] = {}
+        #: Lost connections without a successor, by address.
+        self._lost: Counter[str] = Counter()
+        self.reconnects = 0
         self._closing: set[asyncio.Task[None]] = set()
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
@@ -122,15 +136,21 @@ class Connections:
         if self._closed:  # in the meantime
             self._spawn(channel.close())
             return
+        if self._lost[address]:
+            self._lost[address] -= 1
+            self.reconnects += 1
         self._pool.setdefault(address, []).append(_Pooled(channel))
         self._look_later()
 
     def _usable(self, address: str) -> list[_Pooled]:
         """Return the connections that accept calls; close unusable ones once their open calls have ended."""
         pooled = self._pool.get(address, [])
-        for one in [one for one in pooled if not one.channel.is_usable and not one.channel.open_calls]:
-            pooled.remove(one)
-            self._spawn(one.channel.close())
+        for one in [one for one in pooled if not one.channel.is_usable]:
+            self._lost[address] += not one.is_lost
+            one.is_lost = True
+            if not one.channel.open_calls:
+                pooled.remove(one)
+                self._spawn(one.channel.close())
         return [one for one in pooled if one.channel.is_usable]
 
     def _free(self, address: str) -> Channel | None:

@@ -19,6 +19,7 @@ from liftenvelope._checks import (
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.core import ClientContext, check_partition, check_stream
 from liftenvelope.client.metadata import Metadata, PartitionInfo, partition_info
+from liftenvelope.client.retries import READ_ONCE
 from liftenvelope.errors import InternalError, StreamExistsError, UsageError, UsageTypeError
 from liftenvelope.rpc.status import StatusCode
 
@@ -416,13 +417,20 @@ class Streams:
         return await self._cluster.fetch(wanted, group_names, deadline=self._context.deadline(timeout))
 
     async def fetch_partition_metadata(
-        self, stream: str, partition: int = 0, *, timeout: float | None = None
+        self,
+        stream: str,
+        partition: int = 0,
+        *,
+        wait_for_leader: bool = True,
+        timeout: float | None = None,
     ) -> PartitionInfo:
         """Ask the leader of a partition for the partition's state.
 
         Args:
             stream: Name of the stream.
             partition: Number of the partition.
+            wait_for_leader: True (default) to wait while the partition has no leader. False to look for it
+                once more and then raise NotLeaderError, such as for a partition that may be paused.
             timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Returns:
@@ -431,8 +439,8 @@ class Streams:
         Raises:
             NoSuchStreamError: The stream does not exist.
             NoSuchPartitionError: The stream has no such partition.
-            NotLeaderError: The partition had no leader in all that time: the partition is paused, or its
-                brokers are down.
+            NotLeaderError: The partition had no leader in all that time, or at all without
+                ``wait_for_leader``: the partition is paused, or its brokers are down.
             CallTimeoutError: The leader did not answer in time.
             TransportError: No broker could be reached.
         """
@@ -446,7 +454,8 @@ class Streams:
             api_pb2.FetchPartitionMetadataResponse,
             deadline,
             f"{stream}[{partition}]",
-            self._cluster.leader_of(stream, partition),
+            self._cluster.leader_of(stream, partition, wait=wait_for_leader),
+            None if wait_for_leader else READ_ONCE,
         )
         if answer is None:
             raise InternalError("a call without effect counted as done")

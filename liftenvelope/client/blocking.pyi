@@ -479,6 +479,9 @@ class BlockingClient(Blocking):
         Yields:
             The index of a message, and its ack.
         """
+    @property
+    def reconnects(self) -> int:
+        """Number of connections to brokers that were made in place of one that was lost."""
     def publish(
         self,
         stream: str,
@@ -806,13 +809,15 @@ class BlockingClient(Blocking):
             TransportError: No broker could be reached.
         """
     def fetch_partition_metadata(
-        self, stream: str, partition: int = 0, *, timeout: float | None = None
+        self, stream: str, partition: int = 0, *, wait_for_leader: bool = True, timeout: float | None = None
     ) -> PartitionInfo:
         """Ask the leader of a partition for the partition's state.
 
         Args:
             stream: Name of the stream.
             partition: Number of the partition.
+            wait_for_leader: True (default) to wait while the partition has no leader. False to look for it
+                once more and then raise NotLeaderError, such as for a partition that may be paused.
             timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Returns:
@@ -821,8 +826,8 @@ class BlockingClient(Blocking):
         Raises:
             NoSuchStreamError: The stream does not exist.
             NoSuchPartitionError: The stream has no such partition.
-            NotLeaderError: The partition had no leader in all that time: the partition is paused, or its
-                brokers are down.
+            NotLeaderError: The partition had no leader in all that time, or at all without
+                ``wait_for_leader``: the partition is paused, or its brokers are down.
             CallTimeoutError: The leader did not answer in time.
             TransportError: No broker could be reached.
         """

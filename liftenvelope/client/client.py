@@ -70,6 +70,11 @@ class Client:
         """
         await self._context.close()
 
+    @property
+    def reconnects(self) -> int:
+        """Number of connections to brokers that were made in place of one that was lost."""
+        return self._context.cluster.connections.reconnects
+
     def __await__(self) -> Generator[Any, None, Self]:
         return self.__aenter__().__await__()
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtobufMessage
 
     from liftenvelope.client._cluster import Route
+    from liftenvelope.client.retries import Retry
 
 __all__ = ["ClientContext", "Closeable", "check_partition", "check_stream"]
 
@@ -128,8 +129,9 @@ class ClientContext:
         deadline: Deadline,
         about: str,
         route: Route | None = None,
+        rule: Retry | None = None,
     ) -> _M | None:
         """Make a unary call; return None if an earlier attempt of unknown outcome turns out to be applied."""
-        data = request.SerializeToString()
-        found = await self.cluster.call(method, data, route or self.cluster.any_broker, deadline, about)
+        data, route = request.SerializeToString(), route or self.cluster.any_broker
+        found = await self.cluster.call(method, data, route, deadline, about, rule=rule)
         return None if found is None else decode(answer, found, about)

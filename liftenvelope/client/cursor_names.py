@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from liftenvelope._checks import as_full_text
+from liftenvelope._wire import GROUP_CURSOR
 from liftenvelope.client.core import check_partition, check_stream
 from liftenvelope.errors import UsageError
 
@@ -41,4 +42,4 @@ def cursor_key(cursor_id: str, stream: str, partition: int) -> str:
 
 def group_cursor(group: str) -> str:
     """Return the id of the cursors of a group, as in Liftbridge's Go client."""
-    return f"__group:{group}"
+    return GROUP_CURSOR + group

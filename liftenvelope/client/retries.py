@@ -17,7 +17,7 @@ Retries continue until the deadline of the call. ``_backoff.pause_before`` gives
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -28,7 +28,7 @@ from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["READ", "RETRIES", "Fate", "Retry", "fate_of"]
+__all__ = ["READ", "READ_ONCE", "RETRIES", "Fate", "Retry", "fate_of"]
 
 
 class Fate(Enum):
@@ -56,11 +56,24 @@ class Retry:
         attempt_timeout: Seconds for one attempt, None for all the time of the call.
         done_already: Status of a second attempt if the first one was carried out, None if there is no such
             status.
+        leaders: Number of brokers that may answer that they are not the leader, None for any number.
     """
 
     repeatable: bool = False
     attempt_timeout: float | None = None
     done_already: StatusCode | None = None
+    leaders: int | None = None
+
+    def allows(self, fate: Fate, failed: int) -> bool:
+        """Return True if there may be another attempt.
+
+        Args:
+            fate: How the last attempt has ended.
+            failed: Number of attempts so far.
+        """
+        if fate is Fate.NOT_LEADER and self.leaders is not None and failed >= self.leaders:
+            return False
+        return fate is not Fate.REFUSED and (self.repeatable or not fate.is_uncertain)
 
 
 # The attempt timeout leaves time for another broker. A broker that waits for the rest of a new cluster can
@@ -72,6 +85,9 @@ READ: Final = Retry(repeatable=True, attempt_timeout=3.0)
 # since a gateway stops the creation of a large stream at the deadline.
 _GROUP_ATTEMPT: Final = 5.0
 _STREAM_ATTEMPT: Final = 20.0
+
+#: A read of a leader that may be missing: metadata is fetched again once.
+READ_ONCE: Final = replace(READ, leaders=2)
 
 RETRIES: Final[Mapping[str, Retry]] = MappingProxyType(
     {

@@ -8,13 +8,15 @@ cursors do not expire.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import InternalError
 from liftenvelope.gateway._names import encode_name
 from liftenvelope.gateway._requests import read_request
-from liftenvelope.jetstream.bucket import Bucket
+from liftenvelope.jetstream.bucket import Bucket, BucketEntry
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -90,12 +92,27 @@ class CursorService:
         key = cursor_key(request.cursorId, request.stream, request.partition)
         return api_pb2.FetchCursorResponse(offset=await self._offset(key)).SerializeToString()
 
+    async def offsets(self, keys: Sequence[str]) -> dict[str, int]:
+        """Return the offsets of the cursors that exist and can be read, by key. They may be slightly stale.
+
+        Raises:
+            LiftEnvelopeError: JetStream does not answer.
+        """
+        found: dict[str, int] = {}
+        for entry in await self._bucket.last(keys):
+            with suppress(InternalError):  # one damaged cursor must not hide the others
+                found[entry.key] = _parsed(entry)
+        return found
+
     async def _offset(self, key: str) -> int:
         # Not a direct get: a replica that lags could answer it, and the cursor would go back.
-        value = (await self._bucket.get(key)).value
-        if not value:
-            return _MISSING  # never set, or deleted by hand
-        try:
-            return int(value)
-        except ValueError as exc:
-            raise InternalError(f"cursor {key!r} can't be read: {value[:40]!r}") from exc
+        return _parsed(await self._bucket.get(key))
+
+
+def _parsed(entry: BucketEntry) -> int:
+    if not entry.value:
+        return _MISSING  # never set, or deleted by hand
+    try:
+        return int(entry.value)
+    except ValueError as exc:
+        raise InternalError(f"cursor {entry.key!r} can't be read: {entry.value[:40]!r}") from exc

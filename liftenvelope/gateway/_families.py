@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
     from liftenvelope.gateway._counts import PublishCounts
-    from liftenvelope.gateway._lag import AckLag
     from liftenvelope.gateway._readiness import Readiness
     from liftenvelope.gateway._running import Running
     from liftenvelope.gateway.limits import Limits
@@ -143,12 +142,10 @@ def _of_publishes(
     return MetricFamily(name, kind, help, ("method",), run=read)
 
 
-def _of_lag(name: str, kind: str, help: str, value: Callable[[AckLag], float]) -> MetricFamily:  # noqa: A002
-    def read(running: Running) -> Iterator[MetricSample]:
-        if running.lag.streams is not None:
-            yield MetricSample((), value(running.lag))
-
-    return MetricFamily(name, kind, help, run=read)
+def _ack_lag(running: Running) -> _Samples:
+    streams = running.ack_lag.newest
+    if streams is not None:
+        yield MetricSample((), sum(one.messages for one in streams.values()))
 
 
 def _build_info(source: MetricSource) -> _Samples:
@@ -199,12 +196,12 @@ def _named(running: Running, names: Iterable[str]) -> Iterator[str]:
 
 
 def _stream_lags(running: Running) -> _Samples:
-    streams = running.lag.streams or {}
+    streams = running.ack_lag.newest or {}
     return [MetricSample((name,), streams[name].messages) for name in _named(running, streams)]
 
 
 def _stream_acks(running: Running) -> _Samples:
-    streams = running.lag.streams or {}
+    streams = running.ack_lag.newest or {}
     return [MetricSample((name,), streams[name].acks_sent) for name in _named(running, streams)]
 
 
@@ -216,6 +213,11 @@ def _generations(running: Running) -> _Samples:
 def _members(running: Running) -> _Samples:
     groups = {state.name: state for state in running.groups.hosted}
     return [MetricSample((name,), len(groups[name].members)) for name in _named(running, groups)]
+
+
+def _group_lags(running: Running) -> _Samples:
+    for one in running.group_lag.newest or ():
+        yield MetricSample((one.group, one.stream, str(one.partition)), one.messages)
 
 
 def _is_connected(nc: Client) -> float:
@@ -281,11 +283,11 @@ FAMILIES: Final[tuple[MetricFamily, ...]] = (
         "Acks sent to raw NATS publishers.",
         lambda running: running.leading.bindings.acks_sent,
     ),
-    _of_lag(
+    MetricFamily(
         "raw_ack_lag_messages",
         "gauge",
         "Messages stored in the partitions led here that were not read for their acks yet.",
-        lambda lag: sum(one.messages for one in (lag.streams or {}).values()),
+        run=_ack_lag,
     ),
     MetricFamily(
         "stream_raw_ack_lag_messages", "gauge", "The same, by stream.", ("stream",), run=_stream_lags
@@ -337,6 +339,13 @@ FAMILIES: Final[tuple[MetricFamily, ...]] = (
     ),
     MetricFamily("group_generation", "gauge", "Epoch of a group.", ("group",), run=_generations),
     MetricFamily("group_members", "gauge", "Members of a group.", ("group",), run=_members),
+    MetricFamily(
+        "group_lag_messages",
+        "gauge",
+        "Messages of a partition after the committed position of a group.",
+        ("group", "stream", "partition"),
+        run=_group_lags,
+    ),
     _of_nats("connected", "gauge", "1 if the connection is established.", _is_connected),
     _of_nats("reconnects_total", "counter", "Reconnects.", lambda nc: nc.stats["reconnects"]),
     _of_nats("received_messages_total", "counter", "Messages received.", lambda nc: nc.stats["in_msgs"]),

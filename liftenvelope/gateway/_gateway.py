@@ -231,7 +231,7 @@ class Gateway:
         return read_metrics(source)
 
     async def refresh_metrics(self, *, timeout: float | None = None) -> None:
-        """Ask JetStream for the metrics that only JetStream knows: the lags of acks, once in 5 seconds.
+        """Ask JetStream for the metrics that only JetStream knows: the lags, once in 5 seconds.
 
         Before the first call, and while JetStream does not answer, :meth:`metrics` returns them without
         samples.
@@ -239,10 +239,11 @@ class Gateway:
         Args:
             timeout: Seconds to wait for JetStream. Default: as long as other requests of the gateway do.
         """
-        if self._running is not None:
+        running = self._running
+        if running is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
-                    await self._running.lag.measure()
+                    await asyncio.gather(running.ack_lag.measure(), running.group_lag.measure())
 
     def read_server_log(self, line: str) -> None:
         """Process a line of the NATS server's log, for servers whose log is not a file.

@@ -1,4 +1,4 @@
-"""Measures how far the acks of raw NATS publishers lag behind the messages that JetStream has stored.
+"""Measures how far readers lag behind the messages that JetStream has stored, when metrics are read.
 
 The end of a partition is known to JetStream alone, so a measurement sends requests: one for each of up to 64
 partitions, and one for each 256 streams beyond that. It runs only if somebody reads the metrics.
@@ -7,7 +7,8 @@ partitions, and one for each 256 streams beyond that. It runs only if somebody r
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from liftenvelope.errors import LiftEnvelopeError
 
@@ -17,12 +18,50 @@ if TYPE_CHECKING:
     from liftenvelope.gateway._leading import Leading
     from liftenvelope.gateway._storage import PartitionState
 
-__all__ = ["AckLag", "StreamLag"]
+__all__ = ["LagMeter", "StreamLag", "ack_lags"]
 
 #: Seconds for which a measurement is used.
 _AGE: Final = 5.0
 #: Partitions computed between two turns of the event loop.
 _SLICE: Final = 500
+
+_Lags = TypeVar("_Lags")
+
+
+class LagMeter(Generic[_Lags]):
+    """Keeps the newest measurement of a lag.
+
+    Args:
+        core: Parts of the gateway.
+        measured: Measures. Raises LiftEnvelopeError if JetStream does not answer.
+
+    Attributes:
+        newest: Newest measurement. None before the first one, and if JetStream did not answer the last one:
+            the other metrics tell that.
+    """
+
+    def __init__(self, core: Core, measured: Callable[[], Awaitable[_Lags]]) -> None:
+        self._core = core
+        self._measured = measured
+        self._measuring = asyncio.Lock()
+        self._expires = 0.0
+        self.newest: _Lags | None = None
+
+    async def measure(self) -> None:
+        """Measure, unless the newest measurement is younger than 5 seconds."""
+        loop = asyncio.get_running_loop()
+        async with self._measuring:
+            if loop.time() < self._expires:
+                return
+            found: _Lags | None = None
+            try:
+                if self._core.nc.is_connected:
+                    found = await self._measured()
+            except LiftEnvelopeError:
+                found = None
+            finally:
+                self.newest = found  # None also if it took the caller too long
+            self._expires = loop.time() + _AGE
 
 
 class StreamLag(NamedTuple):
@@ -37,48 +76,15 @@ class StreamLag(NamedTuple):
     acks_sent: int
 
 
-class AckLag:
-    """Lag of the acks of all partitions that a gateway leads.
+async def ack_lags(core: Core, leading: Leading) -> dict[str, StreamLag]:
+    """Return the lag of the acks of all partitions that a gateway leads, by stream.
 
-    Args:
-        core: Parts of the gateway.
-        leading: Leader work of the gateway.
-
-    Attributes:
-        streams: Newest measurement, by stream. None before the first one, and if JetStream did not answer the
-            last one.
+    Raises:
+        LiftEnvelopeError: JetStream does not answer.
     """
-
-    def __init__(self, core: Core, leading: Leading) -> None:
-        self._core = core
-        self._leading = leading
-        self._measuring = asyncio.Lock()
-        self._expires = 0.0
-        self.streams: dict[str, StreamLag] | None = None
-
-    async def measure(self) -> None:
-        """Measure, unless the newest measurement is younger than 5 seconds."""
-        loop = asyncio.get_running_loop()
-        async with self._measuring:
-            if loop.time() < self._expires:
-                return
-            try:
-                self.streams = await self._measured()
-            except asyncio.CancelledError:  # it took the caller too long
-                self.streams = None
-                raise
-            self._expires = loop.time() + _AGE
-
-    async def _measured(self) -> dict[str, StreamLag] | None:
-        """Return the lags, or None if JetStream does not answer: the other metrics tell that."""
-        if not self._core.nc.is_connected:
-            return None
-        readers = self._leading.readers()
-        try:
-            states = await self._core.storage.states([stream for _, stream, _ in readers])
-        except LiftEnvelopeError:
-            return None
-        return await _lags(readers, states)
+    readers = leading.readers()
+    states = await core.storage.states([stream for _, stream, _ in readers])
+    return await _lags(readers, states)
 
 
 async def _lags(

@@ -15,6 +15,7 @@ from nats.aio.client import Client
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import TransportError
 from liftenvelope.nats.closing import close_connection
+from liftenvelope.nats.logins import is_refused_login, refused_login
 from liftenvelope.nats.tls_only import NoTlsError
 
 __all__ = ["connection_to"]
@@ -24,9 +25,6 @@ _log: Final = logging.getLogger("liftenvelope.gateway")
 _RECONNECT_PAUSE: Final = 0.2
 #: Time limit for the first connection to NATS, in seconds.
 _PATIENCE: Final = 10.0
-#: Parts of nats-server's errors that refuse a login, and the advice in ours.
-_REFUSALS: Final = ("authorization violation", "authentication expired", "authentication revoked")
-_LOGIN: Final = "check the user and password, the token or the credentials file"
 
 
 @asynccontextmanager
@@ -66,7 +64,8 @@ class _FirstConnection:
     Attributes:
         connected: Set once the connection is made.
         is_refused: True once every known server has refused the login or lacks TLS, one after the other.
-        last, advice: Text of the last error and what to do, to append to a sentence. Empty if there was none.
+        lacks_tls: True if the last error was that a server lacks TLS.
+        last: Text of the last error, to append to a sentence. Empty if there was none.
         patience: Limits the wait for the connection.
     """
 
@@ -75,9 +74,9 @@ class _FirstConnection:
         self._which = which
         self._effect = effect
         self._refusals = 0
-        self.is_refused = False
+        self.is_refused = self.lacks_tls = False
         self.connected = asyncio.Event()
-        self.last = self.advice = ""
+        self.last = ""
         self.patience = asyncio.timeout(_PATIENCE)
 
     async def note(self, exc: Exception) -> None:
@@ -89,9 +88,8 @@ class _FirstConnection:
         if self.connected.is_set():
             return
         # nats-py tries one server after the other, and never stops.
-        lacks_tls = isinstance(exc, NoTlsError)
-        self.advice = "" if lacks_tls else f": {_LOGIN}"
-        is_refusal = lacks_tls or any(refusal in text.lower() for refusal in _REFUSALS)
+        self.lacks_tls = isinstance(exc, NoTlsError)
+        is_refusal = self.lacks_tls or is_refused_login(text)
         self._refusals = self._refusals + 1 if is_refusal else 0
         self.is_refused = is_refusal and self._refusals >= len(self._nc.servers)
         if self.is_refused:
@@ -138,7 +136,9 @@ async def _connect(nc: Client, url: str | None, options: dict[str, Any], which: 
             first.connected.set()
     except TimeoutError as exc:
         await close_connection(nc)
-        why = f"{first.last}{first.advice}" if first.is_refused else f" within {_PATIENCE} s{first.last}"
+        if first.is_refused and not first.lacks_tls:
+            raise TransportError(refused_login(f"the NATS server {shown}")) from exc
+        why = first.last if first.is_refused else f" within {_PATIENCE} s{first.last}"
         raise TransportError(f"no connection to the NATS server {shown}{why}") from exc
     except (nats.errors.Error, OSError) as exc:
         text = f"no connection to the NATS server {shown}: {without_secrets(str(exc))}"

@@ -15,8 +15,9 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 if TYPE_CHECKING:
     from liftenvelope.gateway._core import Core
     from liftenvelope.gateway._drops import DropWatch
+    from liftenvelope.gateway._group_lag import PartitionLag
     from liftenvelope.gateway._groups import GroupFace
-    from liftenvelope.gateway._lag import AckLag
+    from liftenvelope.gateway._lag import LagMeter, StreamLag
     from liftenvelope.gateway._leading import Leading
     from liftenvelope.gateway._open_calls import OpenCalls
     from liftenvelope.gateway._reads import OpenReads
@@ -42,7 +43,8 @@ class Running:
         calls: The open calls that draining waits for, and counts of all calls.
         groups: Serves the consumer groups.
         drops: Reads the log of the NATS server.
-        lag: Measures the lag of the acks of raw NATS publishers.
+        ack_lag: Measures the lag of the acks of raw NATS publishers, by stream.
+        group_lag: Measures the lag of the groups that this gateway coordinates.
         parts: Closes the parts, in the reverse order of their start.
     """
 
@@ -54,7 +56,8 @@ class Running:
     calls: OpenCalls
     groups: GroupFace
     drops: DropWatch
-    lag: AckLag
+    ack_lag: LagMeter[dict[str, StreamLag]]
+    group_lag: LagMeter[list[PartitionLag]]
     parts: AsyncExitStack
 
     async def drain(self, seconds: float) -> None:

@@ -24,9 +24,10 @@ from liftenvelope.gateway._core import Core, GatewayOptions
 from liftenvelope.gateway._cursors import CursorService
 from liftenvelope.gateway._drops import DropWatch, LogFile, account_of, follow
 from liftenvelope.gateway._feed import budget_of
+from liftenvelope.gateway._group_lag import group_lags
 from liftenvelope.gateway._groups import GroupFace
 from liftenvelope.gateway._health import HealthService
-from liftenvelope.gateway._lag import AckLag
+from liftenvelope.gateway._lag import LagMeter, ack_lags
 from liftenvelope.gateway._leading import Leading
 from liftenvelope.gateway._open_calls import OpenCalls
 from liftenvelope.gateway._quotas import Quotas
@@ -250,7 +251,8 @@ class _Start:
             calls=self._calls,
             groups=groups,
             drops=drops,
-            lag=AckLag(core, leading),
+            ack_lag=LagMeter(core, partial(ack_lags, core, leading)),
+            group_lag=LagMeter(core, partial(group_lags, core, groups, cursors)),
             parts=stack.pop_all(),
         )
 

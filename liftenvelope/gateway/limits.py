@@ -59,7 +59,8 @@ class Limits(ServerLimits):
         max_subscriptions_per_client: Open subscriptions of a client at this gateway. Further ones are refused
             with RESOURCE_EXHAUSTED. Default 10,000.
         max_metric_labels: Streams, and consumer groups, that have metrics with their names. The others count
-            in the totals alone. Default 1,000; 0 for none.
+            in the totals alone. It is also the number of partitions of groups that have a lag. Default 1,000;
+            0 for none.
         max_http_connections: Connections open at once to the HTTP server of ``--http``. A further one closes
             the oldest. Default 100.
         max_http_request_bytes: Size of an HTTP request, in bytes. A larger one closes the connection. Default

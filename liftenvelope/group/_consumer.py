@@ -121,6 +121,11 @@ class GroupConsumer(GroupConsumerPartitions):
     # Properties
 
     @property
+    def nc(self) -> Client:
+        """NATS connection of the member."""
+        return self._nc
+
+    @property
     def generation(self) -> int:
         """Group generation of this member's partitions; 0 for none."""
         return self._running().session.generation

@@ -11,6 +11,7 @@ attempt, so a writer that gets WrongLastSequenceError must read the key before i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -200,7 +201,17 @@ class Bucket:
         Args:
             keys: Filter with the wildcards of NATS, such as ``group.>``.
         """
-        subjects = [self._prefix + key for key in (await self.keys(keys))[0]]
+        return await self.last((await self.keys(keys))[0])
+
+    async def last(self, keys: Sequence[str]) -> list[BucketEntry]:
+        """Return the entries of keys, without those that were deleted or never set.
+
+        The result may be slightly stale: any replica of the bucket may answer.
+
+        Args:
+            keys: Names of the keys, without wildcards.
+        """
+        subjects = [self._prefix + key for key in keys]
         found: list[BucketEntry] = []
         for begin in range(0, len(subjects), _BATCH):
             messages = await self._last_messages(subjects[begin : begin + _BATCH])

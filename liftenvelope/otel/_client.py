@@ -13,6 +13,7 @@ from liftenvelope.otel import _conventions as names
 from liftenvelope.otel._batches import end_batch
 from liftenvelope.otel._propagation import added
 from liftenvelope.otel._publishing import Publish
+from liftenvelope.otel._reconnects import reconnects
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -31,16 +32,36 @@ def patch_client(patches: Patches, telemetry: Telemetry) -> None:
     """
     from liftenvelope.client import Client
 
+    patches.replace(Client, "open", _opened)
+    for name in ("subscribe", "consumer"):
+        patches.replace(Client, name, _watched)
     patches.replace(Client, "publish", partial(_publish, telemetry))
     patches.replace(Client, "publish_to_subject", partial(_publish, telemetry))
     patches.replace(Client, "publish_async", partial(_publish_async, telemetry))
     patches.replace(Client, "publish_many", partial(_publish_many, telemetry))
 
 
+def _opened(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def open(self: Any) -> Any:  # noqa: A001 - the name of the method
+        reconnects.watch(self)
+        return await original(self)
+
+    return open
+
+
+def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        reconnects.watch(self)
+        return original(self, *args, **options)
+
+    return call
+
+
 def _publish(telemetry: Telemetry, original: Callable[..., Any]) -> Callable[..., Any]:
     async def publish(self: Any, to: str, value: Any, *, headers: Any = None, **options: Any) -> Any:
         if not (telemetry.applies and isinstance(to, str)):
             return await original(self, to, value, headers=headers, **options)
+        reconnects.watch(self)
         one = Publish(telemetry, telemetry.scene(names.PUBLISH, to), value, headers, str.encode)
         ack = await one.call_async(partial(original, self, to, value, **options))
         one.end(ack)
@@ -53,6 +74,7 @@ def _publish_async(telemetry: Telemetry, original: Callable[..., Any]) -> Callab
     async def publish_async(self: Any, to: str, value: Any, *, headers: Any = None, **options: Any) -> Any:
         if not (telemetry.applies and isinstance(to, str)):
             return await original(self, to, value, headers=headers, **options)
+        reconnects.watch(self)
         one = Publish(telemetry, telemetry.scene(names.PUBLISH, to), value, headers, str.encode)
         future = await one.call_async(partial(original, self, to, value, **options))
         one.end_with(future)
@@ -66,6 +88,7 @@ def _publish_many(telemetry: Telemetry, original: Callable[..., Any]) -> Callabl
         is_source = isinstance(messages, Iterable | AsyncIterable)
         if not (telemetry.applies and is_source) or isinstance(messages, str | bytes | bytearray | Mapping):
             return original(self, stream, messages, **options)
+        reconnects.watch(self)
         run = _ManyPublish(telemetry, stream, context_api.get_current())
         source = _AsyncItems(run, messages) if isinstance(messages, AsyncIterable) else _Items(run, messages)
         many = original(self, stream, source, **options)

@@ -23,6 +23,7 @@ from liftenvelope.otel._propagation import Propagation
 from liftenvelope.otel._publishing import patch_jetstream, patch_nats
 from liftenvelope.otel._readers import patch_groups, patch_subscriptions
 from liftenvelope.otel._receiving import patch_jetstream_receiving
+from liftenvelope.otel._reconnects import reconnects
 from liftenvelope.otel._telemetry import Telemetry, TelemetryOptions, active
 
 __all__ = ["LiftEnvelopeInstrumentor", "instrument", "is_instrumented", "uninstrument"]
@@ -38,6 +39,9 @@ _PARTS: Final[tuple[Callable[[Patches, Telemetry], None], ...]] = (
     patch_groups,
 )
 
+
+#: Observable metrics.
+_FIGURES: Final = (outstanding, reconnects)
 
 #: Methods that are replaced now.
 _patches: Final = Patches()
@@ -110,7 +114,8 @@ def instrument(
         with suppress(MissingExtraError):
             part(_patches, telemetry)
     active.telemetry = telemetry
-    outstanding.switch_on(meter_provider)
+    for figures in _FIGURES:
+        figures.switch_on(meter_provider)
     if bulk:
         observe_bulk(telemetry)
 
@@ -134,7 +139,8 @@ def uninstrument() -> None:
     if active.telemetry is not None:
         active.telemetry.is_on = False
         active.telemetry = None
-    outstanding.is_on = False
+    for figures in _FIGURES:
+        figures.is_on = False
     _patches.restore()
     unobserve_bulk()
 

@@ -21,13 +21,13 @@ from liftenvelope.errors import EnvelopeError
 from liftenvelope.jetstream import Headers
 from liftenvelope.jetstream import Message as JetStreamMessage
 
-__all__ = ["Carrier", "Propagation", "added"]
+__all__ = ["BAGGAGE", "Carrier", "Propagation", "added"]
 
 #: Headers of a message: text in NATS, bytes in envelopes.
 Carrier = Mapping[str, Any]
 
 #: Field of the baggage. It is independent of the trace, so it is added to a message that has a trace already.
-_BAGGAGE: Final = "baggage"
+BAGGAGE: Final = "baggage"
 #: Names and values that NATS carries. A propagator that makes others must not fail a publish.
 _NAME: Final = re.compile(r"[!-9;-~]{1,128}")
 _VALUE: Final = re.compile(r"[\t -~]*")
@@ -114,8 +114,8 @@ def added(headers: Carrier | None, fields: Mapping[str, Any]) -> Carrier | None:
         return fields
     names = {str(name).lower() for name in headers}
     given = names.intersection(name.lower() for name in fields)
-    if given - {_BAGGAGE}:
-        fields = {name: value for name, value in fields.items() if name.lower() == _BAGGAGE}
+    if given - {BAGGAGE}:
+        fields = {name: value for name, value in fields.items() if name.lower() == BAGGAGE}
     more = {name: value for name, value in fields.items() if name.lower() not in given}
     if not more:
         return headers

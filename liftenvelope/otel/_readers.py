@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope.envelope import Message as EnvelopeMessage
 from liftenvelope.otel import _conventions as names
+from liftenvelope.otel._reconnects import reconnects
 from liftenvelope.otel._telemetry import internal
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def patch_subscriptions(patches: Patches, telemetry: Telemetry) -> None:
         _patch_reader(patches, telemetry, kind)
     patches.replace(Subscription, "next", partial(_one, telemetry))
     patches.replace(BlockingSubscription, "__next__", partial(_blocking_one, telemetry))
-    patches.replace(Consumer, "open", _internally)
+    patches.replace(Consumer, "open", partial(_internally, lambda _: None))
 
 
 def patch_groups(patches: Patches, telemetry: Telemetry) -> None:
@@ -47,7 +48,7 @@ def patch_groups(patches: Patches, telemetry: Telemetry) -> None:
     from liftenvelope.group import GroupConsumer
 
     _patch_reader(patches, telemetry, GroupConsumer)
-    patches.replace(GroupConsumer, "open", _internally)
+    patches.replace(GroupConsumer, "open", partial(_internally, lambda member: reconnects.watch(member.nc)))
 
 
 def _patch_reader(patches: Patches, telemetry: Telemetry, kind: type) -> None:
@@ -57,10 +58,11 @@ def _patch_reader(patches: Patches, telemetry: Telemetry, kind: type) -> None:
         patches.replace(kind, "arrow_batches", partial(_arrow, telemetry))
 
 
-def _internally(original: Callable[..., Any]) -> Callable[..., Any]:
+def _internally(begin: Callable[[Any], None], original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method whose tasks record nothing: what they read is recorded when it is handed out."""
 
     async def open(self: Any) -> Any:  # noqa: A001 - the name of the method
+        begin(self)
         with internal():
             return await original(self)
 

@@ -21,6 +21,7 @@ from liftenvelope.otel._conventions import Operation
 from liftenvelope.otel._destinations import Destinations
 from liftenvelope.otel._outstanding import outstanding
 from liftenvelope.otel._propagation import Propagation
+from liftenvelope.otel._reconnects import reconnects
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -139,6 +140,8 @@ class Telemetry:
             group: Name of the consumer group, or of the durable consumer.
             nc: The nats-py connection.
         """
+        if nc is not None:
+            reconnects.watch(nc)
         server = _server_of(None if nc is None else nc.connected_url)
         key = (operation, destination, group, server)
         found = self._scenes.get(key)
@@ -305,7 +308,8 @@ class _Instruments:
 
     def __init__(self, provider: MeterProvider | None) -> None:
         meter = metrics.get_meter(_SCOPE, __version__, provider)
-        outstanding.register(meter, provider)
+        for figures in (outstanding, reconnects):
+            figures.register(meter, provider)
         self.duration = meter.create_histogram(
             "messaging.client.operation.duration",
             unit="s",

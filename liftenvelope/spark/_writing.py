@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from liftenvelope import bulk
 from liftenvelope._checks import require
 from liftenvelope.bulk.access import find_target
+from liftenvelope.bulk.observing import observed_call
 from liftenvelope.bulk.writing import open_client
 from liftenvelope.errors import UsageError
 from liftenvelope.spark._once import OnceWriter
@@ -48,6 +49,11 @@ class TaskWritten:
     bytes: int = 0
     duplicates: int = 0
 
+    @property
+    def acked(self) -> int:
+        """Rows stored."""
+        return self.rows
+
     def __add__(self, other: TaskWritten) -> TaskWritten:
         return TaskWritten(
             self.rows + other.rows, self.bytes + other.bytes, self.duplicates + other.duplicates
@@ -76,6 +82,10 @@ def write_task(
     if first is None:
         return TaskWritten()
     whole = _chain(first, rest)
+    return observed_call("write", options.topic or "", lambda: _write_all(options, whole, message_id))
+
+
+def _write_all(options: SinkOptions, whole: Iterator[pa.RecordBatch], message_id: str | None) -> TaskWritten:
     if options.topic is not None:
         return _write(options, options.topic, whole, message_id)
     # Each stream's part of a batch is acked before the next part begins, which bounds memory to one batch.

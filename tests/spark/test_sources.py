@@ -120,8 +120,8 @@ class TestStream:
             running.processAllAvailable()
         finally:
             running.stop()
-        # Batch 0 may have been empty, and the messages may have come in two. As if the first batch that had any had
-        # never ended: its commit is gone, and so is all after it.
+        # Batch 0 may have been empty, and the messages may have come in two. As if the first batch with any
+        # had never ended: its commit is gone, and so is all after it.
         offsets = sorted((tmp_path / "c" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
         ends = [json.loads(path.read_text().splitlines()[-1])["offsets"][stream.name] for path in offsets]
         assert sum(ends[-1].values()) == 60

@@ -37,7 +37,13 @@ accounts {
       {user: mute, password: secret, permissions: {publish: {deny: ["$JS.API.>"]}}}
     ]
   }
-  NONE { users: [{user: none, password: secret}] }
+  NONE {
+    users: [
+      {user: none, password: secret}
+      {user: cut, password: secret, permissions: {publish: {deny: ["$SYS.>"]}}}
+    ]
+  }
+  $SYS { users: [{user: system, password: secret}] }
 }
 """
 
@@ -105,14 +111,18 @@ def test_misconfigured_streams_and_consumers_are_named(server: NatsServer) -> No
         "consumers that deliver once": ("warning", "1 of 3 consumers: READ/once (max_deliver 1)"),
     }
     assert found["nats-server"]["got"].startswith(server.version)
-    assert found["clock of the connected server"]["status"] == "ok"
+    assert found["versions of the servers"]["got"].startswith(server.version)
+    assert [one["status"] for check, one in found.items() if check.startswith("clock of")] == ["ok"]
+    assert found["largest message"]["got"] == "1,048,576 bytes"
+    assert found["limits of the servers"]["status"] == "skipped"
+    assert found["limits of the servers"]["remedy"] == "run doctor with a user of the system account"
 
 
 def test_text_for_people_has_remedies_and_a_summary(server: NatsServer) -> None:
     done = run("doctor", "--url", f"nats://admin:secret@{server.address}")
     assert "problem  streams without publish acks: 1 of 6 streams: SILENT (no_ack)\n" in done.stdout
     assert "remedy: update the stream with no_ack=False" in done.stdout
-    assert ", 8 warning, 1 problem, 1 skipped" in done.stdout
+    assert ", 8 warning, 1 problem, 2 skipped" in done.stdout
     assert done.stderr == "Error: 1 problem found\n"
 
 
@@ -124,6 +134,24 @@ def test_missing_permissions_are_told_at_once(server: NatsServer) -> None:
     for what in ("account", "streams"):
         refused = mute[f"permission to read JetStream's {what}"]
         assert (refused["status"], "permissions violation for publish" in refused["got"]) == ("warning", True)
+
+
+def test_system_account_sees_the_limits_of_the_servers(server: NatsServer) -> None:
+    found = examined(f"nats://system:secret@{server.address}", 0)
+    for check in (
+        "servers with a smaller largest message",
+        "servers that buffer less than a message for a client",
+        "servers that have closed slow connections",
+        "servers with full storage",
+    ):
+        assert (found[check]["status"], found[check]["got"]) == ("ok", "1 server checked")
+    assert found["streams and consumers"]["status"] == "skipped"
+
+
+def test_user_who_may_not_ask_the_servers_is_told_so(server: NatsServer) -> None:
+    found = examined(f"nats://cut:secret@{server.address}", 1)
+    for check in ("versions and clocks of the servers", "limits of the servers"):
+        assert (found[check]["status"], "violation for publish" in found[check]["got"]) == ("skipped", True)
 
 
 def test_account_without_jetstream(server: NatsServer) -> None:

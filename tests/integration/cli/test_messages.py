@@ -54,6 +54,12 @@ def test_publish_to_jetstream_shows_the_ack(nats_url: str, stream: str) -> None:
     assert "no stream records the subject" in error_of("publish", "nobody.a", "x", "--url", nats_url)
 
 
+def test_dash_is_standard_input(nats_url: str, stream: str) -> None:
+    text_of("publish", f"{stream}.a", "-", "--url", nats_url, given="typed")
+    [typed] = lines_of("subscribe", stream, "--start", "1", "--limit", "1", "--url", nats_url)
+    assert typed["value"] == "typed"
+
+
 def test_publish_to_liftbridge_shows_the_ack(at: tuple[str, str], name: str) -> None:
     text_of("stream", "create", name, "--partitions", "3", "--optimistic-concurrency", *at)
     send = ("publish", name)

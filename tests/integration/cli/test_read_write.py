@@ -70,6 +70,8 @@ def test_start_from_the_end_and_limit(url: str, tmp_path: Path) -> None:
     target = tmp_path / "some.parquet"
     assert run("read", "numbers", "--url", url, "--limit", "7", "--to", str(target)).stderr == "7 rows\n"
     assert pq.read_table(target).num_rows == 7
+    assert run("read", "numbers", "--url", url, "--limit", "7", "--json", "--to", str(target)).exit_code == 2
+    assert len(run("read", "numbers", "--url", url, "--limit", "7", "--json").stdout.splitlines()) == 7
     refused = run("read", "numbers", "--url", url, "--limit", "7", "--to", f"{tmp_path}/")
     assert refused.exit_code == 2
     assert "--limit needs a file or -" in refused.output

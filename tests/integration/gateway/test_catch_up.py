@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -27,10 +26,8 @@ def slow_server() -> Any:
 
 
 @pytest.fixture
-async def nc(slow_server: NatsServer) -> AsyncIterator[Client]:
-    client = await connect(slow_server.url)
-    yield client
-    await client.close()
+def nats_url(slow_server: NatsServer) -> str:
+    return slow_server.url
 
 
 @pytest.fixture

@@ -54,10 +54,8 @@ async def client(gateway: Gateway) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-async def nc(own_nats: NatsServer) -> AsyncIterator[NatsClient]:
-    connection = await connect(own_nats.url)
-    yield connection
-    await connection.close()
+def nats_url(own_nats: NatsServer) -> str:
+    return own_nats.url
 
 
 class Inbox:

@@ -15,7 +15,7 @@ from liftenvelope.client import Client
 from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.nats import AckInbox, EnvelopePublisher
 from liftenvelope.testing import GatewayCluster, GatewayNode, run_gateway
-from tests.integration.conftest import connect, freeze
+from tests.integration.conftest import freeze
 
 TTL = 1.5
 PARTITIONS = 3
@@ -35,10 +35,8 @@ async def client(cluster: GatewayCluster) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-async def nc(cluster: GatewayCluster) -> AsyncIterator[NatsClient]:
-    connection = await connect(cluster.nats_url)
-    yield connection
-    await connection.close()
+def nats_url(cluster: GatewayCluster) -> str:
+    return cluster.nats_url
 
 
 class Load:

@@ -12,8 +12,10 @@ import pytest
 import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.gateway import Gateway, Limits
+from liftenvelope.gateway._cursors import cursor_key
 from liftenvelope.gateway._http import GatewayMonitor, HttpServer
-from liftenvelope.jetstream import JetStream
+from liftenvelope.group import GroupClient, JetStreamTopic, Place, TopicPartition
+from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.nats import AckInbox
 from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.status import RpcError
@@ -312,6 +314,79 @@ async def test_groups_are_counted(jetstream_server: NatsServer, name: str) -> No
         for consumer in ("a", "b"):
             leave = api_pb2.LeaveConsumerGroupRequest(groupId=name, consumerId=consumer)
             await channel.unary("/proto.API/LeaveConsumerGroup", leave.SerializeToString(), timeout=60)
+        await client.delete_stream(name)
+
+
+async def join(channel: Channel, group: str, streams: list[str]) -> None:
+    request = api_pb2.JoinConsumerGroupRequest(groupId=group, consumerId="a", streams=streams)
+    await channel.unary("/proto.API/JoinConsumerGroup", request.SerializeToString(), timeout=60)
+
+
+async def test_lag_of_a_group_follows_its_cursor(jetstream_server: NatsServer, name: str) -> None:
+    async with (
+        gateway_on(jetstream_server.url) as (gateway, http),
+        await Channel.connect(gateway.address) as channel,
+        liftenvelope.connect([gateway.address]) as client,
+    ):
+        await client.create_stream(name, name, partitions=3)
+        for _ in range(5):
+            await client.publish(name, b"x", partition=1)
+        await join(channel, name, [name])
+
+        def lag(samples: Samples, number: int) -> float:
+            return samples["group_lag_messages", name, str(number), name]
+
+        samples = await scrape(http)
+        assert [lag(samples, number) for number in range(3)] == [0, 5, 0]
+        await client.set_cursor(f"__group:{name}", name, 1, 2)
+        assert lag(await scrape(http), 1) == 2
+        await client.set_cursor(f"__group:{name}", name, 1, 99)  # a stream that was made again is shorter
+        assert lag(await scrape(http), 1) == 0
+        nc = await connect(jetstream_server.url)
+        async with JetStream(nc) as js:
+            await js.publish(f"$KV.lift_cursors.{cursor_key(f'__group:{name}', name, 1)}", b"damaged")
+        assert lag(await scrape(http), 1) == 5
+        await nc.close()
+        await client.delete_stream(name)
+        samples = await scrape(http)
+        assert not [key for key in samples if key[0] == "group_lag_messages"]
+
+
+async def test_lag_of_a_group_over_nats(jetstream_server: NatsServer, name: str) -> None:
+    nc = await connect(jetstream_server.url)
+    async with gateway_on(jetstream_server.url) as (_, http), JetStream(nc) as js:
+        await js.create_stream(StreamConfig(name=name, subjects=(f"{name}.*",)))
+        for _ in range(4):
+            await js.publish(f"{name}.a", b"x")
+        topics = [
+            JetStreamTopic.of_streams("whole", [name]),
+            JetStreamTopic("part", (Place(name, f"{name}.a"),)),
+        ]
+        groups = GroupClient(nc)
+        await groups.create_group(name, topics=topics)
+        await groups.committed(name)  # the coordinator loads the group
+        samples = await scrape(http)
+        assert samples["group_lag_messages", name, "0", "whole"] == 4
+        await groups.rewind(name, {TopicPartition("whole", 0): 3})
+        samples = await scrape(http)
+        assert {key: value for key, value in samples.items() if key[0] == "group_lag_messages"} == {
+            ("group_lag_messages", name, "0", "whole"): 1
+        }
+        await js.delete_stream(name)
+    await nc.close()
+
+
+async def test_lags_of_groups_are_bounded(jetstream_server: NatsServer, name: str) -> None:
+    async with (
+        gateway_on(jetstream_server.url, limits=Limits(max_metric_labels=3)) as (gateway, http),
+        await Channel.connect(gateway.address) as channel,
+        liftenvelope.connect([gateway.address]) as client,
+    ):
+        await client.create_stream(name, name, partitions=5)
+        for group in ("a", "b"):
+            await join(channel, f"{name}-{group}", [name])
+        samples = await scrape(http)
+        assert len([key for key in samples if key[0] == "group_lag_messages"]) == 3
         await client.delete_stream(name)
 
 

@@ -33,11 +33,8 @@ def proxy() -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
-async def nc(proxy: FaultProxy) -> AsyncIterator[NatsClient]:
-    """The gateway's connection."""
-    client = await connect(f"nats://{proxy.address}")
-    yield client
-    await client.close()
+def nats_url(proxy: FaultProxy) -> str:
+    return f"nats://{proxy.address}"
 
 
 @asynccontextmanager

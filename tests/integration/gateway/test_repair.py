@@ -36,10 +36,8 @@ def server() -> Iterator[NatsServer]:
 
 
 @pytest.fixture
-async def nc(server: NatsServer) -> AsyncIterator[NatsClient]:
-    client = await connect(server.url)
-    yield client
-    await client.close()
+def nats_url(server: NatsServer) -> str:
+    return server.url
 
 
 @pytest.fixture

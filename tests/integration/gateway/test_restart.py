@@ -46,10 +46,8 @@ async def server() -> AsyncIterator[NatsServer]:
 
 
 @pytest.fixture
-async def nc(server: NatsServer) -> AsyncIterator[NatsClient]:
-    client = await connect(server.url)
-    yield client
-    await client.close()
+def nats_url(server: NatsServer) -> str:
+    return server.url
 
 
 class Acks:

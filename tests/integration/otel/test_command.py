@@ -136,6 +136,7 @@ def test_program_that_knows_nothing_of_telemetry_is_traced_by_the_command(
     assert processed.trace_id == published.trace_id
     assert processed.parent_span_id == published.span_id
     assert collector.metrics.names == {
+        "liftenvelope.client.reconnects",
         "liftenvelope.publish.outstanding",
         "messaging.client.consumed.messages",
         "messaging.client.operation.duration",

@@ -141,7 +141,7 @@ def test_an_answer_that_does_not_come() -> None:
             INFO.replace(b'"max_payload"', b'"auth_required":true,"max_payload"'),
             b"-ERR 'Authorization Violation'\r\n",
             PermissionDeniedError,
-            "that it knows$",
+            "refused the login: check the user and password, the token or the credentials$",
         ),
         (INFO + b"-ERR 'maximum connections exceeded'\r\n", b"", TransportError, "connections exceeded$"),
         # nats-server also closes a connection whose TLS handshake fails.

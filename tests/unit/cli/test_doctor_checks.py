@@ -22,6 +22,13 @@ from liftenvelope.cli._liftbridge_checks import (
     liftbridge_clock_finding,
     partition_findings,
 )
+from liftenvelope.cli._server_checks import (
+    ServerAnswer,
+    payload_finding,
+    server_clock_findings,
+    variable_findings,
+    version_finding,
+)
 from liftenvelope.client import BrokerInfo, EventTimes, PartitionInfo, StreamInfo
 from liftenvelope.client.metadata import make_metadata
 from liftenvelope.jetstream import AccountInfo, ConsumerInfo
@@ -164,3 +171,47 @@ def test_time_of_liftbridge_in_the_future_is_found() -> None:
     metadata = make_metadata([], [StreamInfo("orders", "orders", {0: part})], [])
     assert liftbridge_clock_finding(metadata, 100 * SECOND).status == "skipped"
     assert liftbridge_clock_finding(metadata, 90 * SECOND).status == "warning"
+
+
+def answer(name: str, ver: str = "2.15.1", **data: Any) -> ServerAnswer:
+    body = {
+        "server": {"name": name, "ver": ver, "time": "1970-01-01T00:00:05Z"},
+        "data": {"max_payload": 1 << 20, "max_pending": 64 << 20, "slow_consumers": 0, **data},
+    }
+    return ServerAnswer(body=body, sent_ns=0, received_ns=SECOND)
+
+
+def test_servers_that_differ_are_named() -> None:
+    mixed = version_finding([answer("a"), answer("b"), answer("c", "2.10.1")])
+    assert (mixed.status, mixed.got) == (FindingStatus.WARNING, "2.10.1 on c, 2.15.1 on a and 1 more")
+    assert bad(variable_findings([answer("a"), answer("b", max_payload=1_000)])) == {
+        "servers with a smaller largest message": "1 of 2 servers: b (1,000 of 1,048,576 bytes)"
+    }
+
+
+def test_limits_of_servers() -> None:
+    storage = {"config": {"max_storage": 100}, "stats": {"storage": 20, "reserved_storage": 95}}
+    found = bad(
+        variable_findings(
+            [answer("a", max_pending=9), answer("b", slow_consumers=1_234), answer("c", jetstream=storage)]
+        )
+    )
+    assert list(found.values()) == [
+        "1 of 3 servers: a (9 bytes of max_pending)",
+        "1 of 3 servers: b (1,234)",
+        "1 of 3 servers: c (95 of 100 bytes of disk)",
+    ]
+    assert payload_finding(64 << 20).status is FindingStatus.WARNING
+    assert payload_finding(1 << 20).status is FindingStatus.OK
+
+
+def test_clocks_of_servers_are_bounded() -> None:
+    found = list(server_clock_findings([answer(f"s{number}") for number in range(12)]))
+    assert [one.status for one in found] == [FindingStatus.WARNING] * 10 + [FindingStatus.SKIPPED]
+    assert found[0].check == "clock of s0"
+
+
+def test_window_that_cannot_be_longer_is_no_finding() -> None:
+    name = "streams with a short duplicate window"
+    assert name not in of_stream({"duplicate_window": SECOND, "max_age": SECOND})
+    assert name in of_stream({"duplicate_window": SECOND, "max_age": 60 * SECOND})

@@ -216,6 +216,24 @@ class TestLeaders:
                     await client.fetch_partition_metadata("foo", timeout=2.0)
             assert broker.calls["FetchPartitionMetadata"] > 1
 
+    @pytest.mark.parametrize("leader", ["", "unheard-of"])
+    async def test_caller_that_does_not_wait_learns_that_there_is_no_leader(self, leader: str) -> None:
+        async with scripted() as (broker,):
+            broker.log(0)
+            broker.streams["foo"] = [leader]
+            async with client_of([broker]) as client:
+                with pytest.raises(NotLeaderError, match=r"foo\[0\] had no leader"):
+                    await client.fetch_partition_metadata("foo", wait_for_leader=False)
+
+    async def test_caller_that_does_not_wait_looks_for_the_leader_twice(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(0)
+            broker.always("FetchPartitionMetadata", NOT_LEADER)
+            async with client_of([broker]) as client:
+                with pytest.raises(NotLeaderError):
+                    await client.fetch_partition_metadata("foo", wait_for_leader=False)
+            assert broker.calls["FetchPartitionMetadata"] == 2
+
     async def test_leader_of_a_missing_partition_is_an_error(self) -> None:
         async with scripted() as (broker,):
             broker.log(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.retries import RETRIES, Fate, fate_of
+from liftenvelope.client.retries import READ, READ_ONCE, RETRIES, Fate, fate_of
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 from tests.unit.scripted_broker import METHODS
@@ -89,3 +89,10 @@ def test_every_method_has_a_rule() -> None:
 def test_the_table_can_not_be_changed() -> None:
     with pytest.raises(TypeError):
         RETRIES["Publish"] = RETRIES["SetCursor"]  # type: ignore[index]
+
+
+def test_leader_that_may_be_missing_is_looked_for_once_more() -> None:
+    assert [READ_ONCE.allows(Fate.NOT_LEADER, failed) for failed in (1, 2, 3)] == [True, False, False]
+    assert READ_ONCE.allows(Fate.LOST, 9)
+    assert READ.allows(Fate.NOT_LEADER, 9)
+    assert not READ.allows(Fate.REFUSED, 1)

@@ -53,7 +53,7 @@ def named(expression: str) -> set[str]:
     """Names of series in an expression of PromQL."""
     without = re.sub(r'"[^"]*"|\b(by|on|ignoring|without)\s*\([^)]*\)', " ", expression)
     without = re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", without)
-    return set(re.findall(r"\b([a-z]\w*)\b(?!\s*\()", without)) - {"by", "on", "sum"}
+    return set(re.findall(r"\b([a-z]\w*)\b(?!\s*\()", without)) - {"by", "on", "sum", "offset", "unless"}
 
 
 def test_page_has_a_row_for_each_metric() -> None:
