@@ -52,6 +52,8 @@ LOWEST := $(shell grep -oE '"(nats-py|h2|hpack|protobuf|pyarrow|click|rich|aioht
 	pyproject.toml | sed 's/"//; s/>=/==/' | sort -V | sort -s -u -t= -k1,1)
 # Tests on servers that run with the lowest versions.
 ON_LOWEST := tests/integration/nats tests/integration/jetstream tests/integration/otel tests/integration/gateway/test_http.py
+# Tests that run once more with uvloop.
+ON_UVLOOP := $(addprefix tests/integration/nats/test_,acks.py publisher.py accelerate.py)
 # Which line of PySpark the tests of Spark run with: 4.2 or 4.3.
 SPARK ?= 4.3
 # Those that CI runs. The others kill what there is to kill, and start many queries.
@@ -59,7 +61,7 @@ SOME_OF_SPARK := tests/spark/test_functions.py tests/spark/test_session.py tests
 # What acks the envelopes of the demo: gateway, or liftbridge, which is built first.
 BROKER ?= gateway
 
-.PHONY: dist dist-interpreters test-dist test-dist-all test-dist-some packaging api-check
+.PHONY: test-uvloop dist dist-interpreters test-dist test-dist-all test-dist-some packaging api-check
 .PHONY: help setup docs notebooks versions servers demo test without-servers interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz slices soak clean
 
 help:  ## list the targets
@@ -164,6 +166,9 @@ test-dist: packaging  ## what make dist has built, in fresh environments of ever
 
 test-dist-all: packaging  ## the same, and every extra with PySpark, and aarch64 under qemu
 	$(RUN) -m tests.packaging test --thorough $(if $(VERSIONS),--versions $(VERSIONS))
+
+test-uvloop: setup  ## the tests of publishing and acks with uvloop as every event loop
+	LIFTENVELOPE_TEST_LOOP=uvloop $(RUN) -m pytest -q -n 2 --dist loadfile $(ON_UVLOOP)
 
 test-dist-some: setup  ## the sdist, this machine's wheel and that of the twins: two minutes
 	$(RUN) -m pytest -q tests/packaging/test_distribution.py

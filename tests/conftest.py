@@ -6,6 +6,8 @@ A run of the gate repeats itself: the same commit gives the same verdict. New ex
 
 from __future__ import annotations
 
+import asyncio
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +23,12 @@ settings.register_profile("repeatable", _PATIENT, derandomize=True)
 settings.register_profile("further", _PATIENT, derandomize=True, max_examples=25)
 settings.register_profile("search", _PATIENT, max_examples=2_000, print_blob=True)
 settings.load_profile("repeatable")
+
+# `make test-uvloop`: each loop of the tests is uvloop's, also those of asyncio.run and the blocking client.
+if os.environ.get("LIFTENVELOPE_TEST_LOOP") == "uvloop":
+    import uvloop
+
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
 
 # `make test-spark` installs Spark before it runs these; other runs need not have it.
 collect_ignore = [] if find_spec("pyspark") else ["spark"]

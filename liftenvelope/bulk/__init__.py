@@ -2,7 +2,9 @@
 
 from liftenvelope.bulk._archive import Archived, to_parquet
 from liftenvelope.bulk._dead_letter import DeadLetter
+from liftenvelope.bulk._notebook import load_ipython_extension
 from liftenvelope.bulk._payload_read import OnBad
+from liftenvelope.bulk._progress_bar import ProgressBar
 from liftenvelope.bulk._reading import count, read, tail
 from liftenvelope.bulk._restore import Restored, restore
 from liftenvelope.bulk._scan import Scan, scan
@@ -40,6 +42,7 @@ __all__ = [
     "Gap",
     "OnBad",
     "Progress",
+    "ProgressBar",
     "ReadLostError",
     "RestoreError",
     "Restored",
@@ -58,6 +61,7 @@ __all__ = [
     "count",
     "delta_writer",
     "iceberg_writer",
+    "load_ipython_extension",
     "read",
     "restore",
     "scan",

@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._checks import as_count, as_seconds, require
+from liftenvelope._showing import html_table, short
 from liftenvelope.bulk._archive_files import ArchiveFile, ArchiveFolder, Rotation, check_parquet
 from liftenvelope.bulk._archive_layout import Layout, PartitionBy
 from liftenvelope.bulk._archive_places import find_place
@@ -60,6 +61,13 @@ class Archived:
     files: tuple[PurePath, ...]
     rows: int
     bytes: int
+
+    def __repr__(self) -> str:
+        return f"Archived(files=({short(self.files)}), rows={self.rows}, bytes={self.bytes})"
+
+    def _repr_html_(self) -> str:
+        title = f"{self.rows} rows in {len(self.files)} files, {self.bytes} bytes"
+        return html_table(title, ("file",), ((path,) for path in self.files), len(self.files))
 
 
 def to_parquet(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import require
+from liftenvelope._showing import html_fields
 from liftenvelope.bulk._archive_names import FoundFile, resolve
 from liftenvelope.bulk._archive_places import ArchivePlace, find_place
 from liftenvelope.bulk._batches import OnProgress
@@ -57,6 +58,9 @@ class Restored:
     skipped: int
     verified: int
     keeps_offsets: bool
+
+    def _repr_html_(self) -> str:
+        return html_fields(self)
 
 
 def restore(

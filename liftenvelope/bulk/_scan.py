@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from liftenvelope.bulk._notebook import html_schema
 from liftenvelope.bulk._plan import OnRetention, make_plan
 from liftenvelope.bulk._scan_reads import ScanOptions, ScanReads
 from liftenvelope.bulk._schema import EnvelopeMode, choose_columns, make_schema
@@ -37,6 +38,9 @@ class Scan:
 
     def __repr__(self) -> str:
         return f"<Scan of {self._reads.stream}>"
+
+    def _repr_html_(self) -> str:
+        return html_schema(f"Scan of {self._reads.stream}", self.schema)
 
     def to_arrow(self, columns: Iterable[str] | None = None) -> pa.RecordBatchReader:
         """Read the stream as Arrow record batches.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope._showing import changed_fields, html_outcomes
 from liftenvelope._summaries import warn_renamed
 from liftenvelope.bulk._schema import COLUMNS, ENVELOPE_COLUMNS
 from liftenvelope.errors import UsageError, UsageTypeError
@@ -56,6 +57,12 @@ class Written:
         """Deprecated name of :attr:`acked`."""
         warn_renamed("Written", "rows", "acked")
         return self.acked
+
+    def __repr__(self) -> str:
+        return changed_fields(self)
+
+    def _repr_html_(self) -> str:
+        return html_outcomes(f"{self.acked} rows, {self.bytes} bytes stored", {}, self.offsets)
 
 
 @dataclass(frozen=True, slots=True)

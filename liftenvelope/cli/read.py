@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from liftenvelope._checks import as_local_path
 from liftenvelope.cli._places import PlaceType, StartType, check_lines, check_open, fail_cleanly
 from liftenvelope.cli._servers import with_source
-from liftenvelope.cli._terminal import harmless_json
+from liftenvelope.cli._terminal import harmless_json, shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -124,30 +122,10 @@ def _is_folder(to: str) -> bool:
     return to.endswith(("/", os.sep)) or Path(to).is_dir()
 
 
-class _Bar:
-    """Progress bar on standard error, if that is a terminal. Calling it updates the bar."""
-
-    def __init__(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        console = Console(stderr=True)
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._task = self._progress.add_task("offsets", total=None)
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, progress: Any) -> None:
-        self._progress.update(self._task, completed=progress.done, total=progress.total)
-
-
 def _archive(source: Any, stream: str, to: str, how: dict[str, Any]) -> None:
     from liftenvelope import bulk
 
-    with _Bar() as bar:
+    with bulk.ProgressBar(shown(stream)) as bar:
         done = bulk.to_parquet(source, stream, to, progress=bar, **how)
     click.echo(f"{done.rows:,} rows in {len(done.files)} files, {done.bytes:,} bytes", err=True)
 
@@ -172,7 +150,7 @@ def _save(source: Any, stream: str, to: str, how: dict[str, Any], limit: int | N
     from liftenvelope import bulk
     from liftenvelope.bulk.files import save_parquet
 
-    with _Bar() as bar:
+    with bulk.ProgressBar(shown(stream)) as bar:
         rows = save_parquet(_first(bulk.read(source, stream, progress=bar, **how), limit), Path(to))
     click.echo(f"{rows:,} rows", err=True)
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 
 from liftenvelope._pb import api_pb2
+from liftenvelope._showing import html_fields, html_table, short
 from liftenvelope.client.failures import decode
 from liftenvelope.errors import NoSuchStreamError, ServerProtocolError
 from liftenvelope.rpc.address import Address
@@ -87,6 +88,14 @@ class PartitionInfo:
     readonly_times: EventTimes = EventTimes()
 
 
+_COLUMNS = ("partition", "leader", "in sync", "high watermark", "newest offset", "paused", "readonly")
+
+
+def _cells(found: PartitionInfo) -> tuple[object, ...]:
+    marks = found.high_watermark, found.newest_offset
+    return (found.id, found.leader, found.isr, *marks, found.paused, found.readonly)
+
+
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
     """A stream.
@@ -110,6 +119,18 @@ class StreamInfo:
         # A mappingproxy can't be pickled; __post_init__ makes one of the dict again.
         return StreamInfo, (self.name, self.subject, dict(self.partitions), self.created_ns)
 
+    def __repr__(self) -> str:
+        partitions = f"<{len(self.partitions)} partitions>"
+        return f"StreamInfo(name={self.name!r}, subject={short(self.subject)!r}, partitions={partitions})"
+
+    def _repr_html_(self) -> str:
+        return html_table(
+            f"{self.name} on {self.subject}",
+            _COLUMNS,
+            map(_cells, self.partitions.values()),
+            len(self.partitions),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
@@ -124,6 +145,9 @@ class GroupInfo:
     id: str
     coordinator: str
     epoch: int
+
+    def _repr_html_(self) -> str:
+        return html_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +172,14 @@ class Metadata:
 
     def __reduce__(self) -> tuple[type[Metadata], tuple[object, ...]]:
         return Metadata, (dict(self.brokers), dict(self.streams), dict(self.groups), self.last_updated)
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.brokers)} brokers, {len(self.streams)} streams, {len(self.groups)} groups"
+        return f"Metadata({sizes}, last_updated={self.last_updated!r})"
+
+    def _repr_html_(self) -> str:
+        rows = ((stream.name, stream.subject, len(stream.partitions)) for stream in self.streams.values())
+        return html_table("Streams", ("stream", "subject", "partitions"), rows, len(self.streams))
 
     @property
     def addresses(self) -> tuple[str, ...]:

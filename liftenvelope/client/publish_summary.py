@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from liftenvelope._showing import html_outcomes, short
 from liftenvelope._summaries import raise_failures, warn_renamed
 
 if TYPE_CHECKING:
@@ -51,3 +52,9 @@ class PublishSummary:
 
     def __str__(self) -> str:
         return f"{self.acked} stored, {len(self.failures)} failed"
+
+    def __repr__(self) -> str:
+        return f"PublishSummary({self}, offsets {{{short(self.offsets)}}})"
+
+    def _repr_html_(self) -> str:
+        return html_outcomes(str(self), self.failures, self.offsets)

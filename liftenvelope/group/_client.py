@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from liftenvelope._checks import MAX_INT64, as_integer
 from liftenvelope._pb import groups_pb2 as pb
+from liftenvelope._showing import html_table
 from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
 from liftenvelope.group._topics import Topic, spec_of
 from liftenvelope.group.assignors import TopicPartition
@@ -75,6 +76,18 @@ class GroupInfo:
     members: tuple[MemberInfo, ...]
     ephemeral: bool
     assignor: str
+
+    def __repr__(self) -> str:
+        sizes = f"<{len(self.topics)} topics>, <{len(self.members)} members>"
+        return f"GroupInfo({self.name!r}, {self.phase.name}, generation {self.generation}, {sizes})"
+
+    def _repr_html_(self) -> str:
+        title = f"{self.name}: {self.phase.name}, generation {self.generation}"
+        rows = (
+            (member.consumer_id, member.topics, [f"{topic}/{number}" for topic, number in member.assignment])
+            for member in self.members
+        )
+        return html_table(title, ("member", "topics", "partitions"), rows, len(self.members))
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from typing import (
 )
 
 from liftenvelope._checks import MAX_INT64, as_count, as_signed_seconds, as_text
+from liftenvelope._showing import changed_fields, html_fields
 from liftenvelope.errors import UsageError, UsageTypeError
 
 __all__ = [
@@ -276,6 +277,15 @@ class Record:
 
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
     exact: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def __init_subclass__(cls) -> None:
+        cls.__repr__ = Record.__repr__  # type: ignore[method-assign]  # or the decorator would write one
+
+    def __repr__(self) -> str:
+        return changed_fields(self)
+
+    def _repr_html_(self) -> str:
+        return html_fields(self)
 
     def __post_init__(self) -> None:
         self._check_types()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from time import monotonic
 from typing import Any, Final
 
+from liftenvelope._showing import html_outcomes
 from liftenvelope._summaries import raise_failures
 from liftenvelope.envelope import Ack
 from liftenvelope.errors import publish_error
@@ -57,6 +58,9 @@ class BatchSummary:
 
     def __repr__(self) -> str:
         return f"BatchSummary({self.acked} stored, {len(self.failures)} failed)"
+
+    def _repr_html_(self) -> str:
+        return html_outcomes(f"{self.acked} stored, {len(self.failures)} failed", self.failures, {})
 
 
 class BatchAcks:

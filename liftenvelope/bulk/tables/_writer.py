@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope._checks import as_count
+from liftenvelope._showing import changed_fields, html_fields
 from liftenvelope.bulk._crew import Crew, Piece
 from liftenvelope.bulk._reading import PARALLEL
 from liftenvelope.bulk._selection import plan_onward
@@ -50,6 +51,12 @@ class TableWritten:
     commits: int
     offsets: Mapping[int, int]
     version: int | None
+
+    def __repr__(self) -> str:
+        return changed_fields(self)
+
+    def _repr_html_(self) -> str:
+        return html_fields(self)
 
 
 class TableWriter:

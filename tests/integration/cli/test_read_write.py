@@ -376,5 +376,5 @@ def test_progress_is_for_terminals(url: str, tmp_path: Path) -> None:
             pass
         os.close(ours)
         assert process.wait(60) == 0
-    assert b"offsets" in shown
-    assert b"50/50" in shown
+    assert b"numbers 100%" in shown
+    assert b"50 rows" in shown

@@ -1,0 +1,146 @@
+"""Tables for notebooks and short reprs. Text is escaped, and every table and repr is bounded.
+
+IPython and Jupyter call ``_repr_html_`` of the last value of a cell. Classes return :func:`html_table` or
+:func:`html_fields` from it. Values may come from a peer, so names can be hostile and collections long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import MISSING, Field, fields, is_dataclass
+from datetime import datetime
+from enum import Enum
+from html import escape
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeGuard
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = ["MAX_ROWS", "MAX_TEXT", "changed_fields", "html_fields", "html_outcomes", "html_table", "short"]
+
+#: Rows of a table in a notebook. A last row counts the rest.
+MAX_ROWS: Final = 50
+#: Characters of a cell, and of a value in a repr.
+MAX_TEXT: Final = 200
+#: Items of a collection in a cell.
+_MAX_ITEMS: Final = 8
+#: Levels of values inside values.
+_MAX_DEPTH: Final = 3
+
+
+def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], size: int) -> str:
+    """Return an HTML table of the first rows.
+
+    Args:
+        title: Caption of the table.
+        columns: Names of the columns.
+        rows: Cells of each row. Not more than :data:`MAX_ROWS` rows are taken.
+        size: Number of all rows.
+    """
+    head = "".join(f"<th>{_html(name)}</th>" for name in columns)
+    shown = list(islice(rows, MAX_ROWS))
+    body = "".join(f"<tr>{''.join(f'<td>{_html(cell)}</td>' for cell in row)}</tr>" for row in shown)
+    if size > len(shown):
+        body += f'<tr><td colspan="{len(columns)}">… and {size - len(shown):,} more</td></tr>'
+    caption = f"<caption>{_html(title)}</caption>"
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def html_fields(value: object) -> str:
+    """Return an HTML table of the fields of a dataclass, without those that have no content."""
+    rows = list(islice(_rows(value, "", _MAX_DEPTH), MAX_ROWS))
+    return html_table(type(value).__name__, ("field", "value"), rows, len(rows))
+
+
+def html_outcomes(
+    title: str, failures: Mapping[int, Exception], offsets: Mapping[int, tuple[int, int]]
+) -> str:
+    """Return an HTML table of a publish summary: its failures, or without any the offsets by partition."""
+    if failures:
+        errors = ((index, type(error).__name__, str(error)) for index, error in failures.items())
+        return html_table(title, ("message", "error", "text"), errors, len(failures))
+    spans = ((partition, first, last) for partition, (first, last) in offsets.items())
+    return html_table(title, ("partition", "first offset", "last offset"), spans, len(offsets))
+
+
+def changed_fields(value: object) -> str:
+    """Return a bounded repr of a dataclass, without the fields that have their default value."""
+    shown = ", ".join(f"{name}={_repr(content)}" for name, content in _contents(value, all_numbers=False))
+    return f"{type(value).__qualname__}({shown})"
+
+
+def short(value: object, depth: int = _MAX_DEPTH) -> str:
+    """Return a value as text of at most :data:`MAX_TEXT` characters."""
+    if isinstance(value, Mapping) and depth:
+        pairs = (f"{short(key, 0)}: {short(item, depth - 1)}" for key, item in value.items())
+        return _joined(pairs, len(value))
+    if isinstance(value, tuple | list | Set) and depth:
+        return _joined((short(item, depth - 1) for item in value), len(value))
+    if _is_record(value):
+        contents = _contents(value, all_numbers=False) if depth else ()
+        return _joined((f"{name}={short(content, depth - 1)}" for name, content in contents), 0)
+    return _cut(_plain(value))
+
+
+def _plain(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case Enum():
+            return value.name
+        case datetime():
+            return value.isoformat(" ", "seconds")
+        case bytes():
+            return repr(value[:MAX_TEXT])
+        case _:
+            return str(value)
+
+
+def _rows(value: object, prefix: str, depth: int) -> Iterator[tuple[str, object]]:
+    for name, content in _contents(value, all_numbers=True):
+        if _is_record(content) and depth:
+            yield from _rows(content, f"{prefix}{name}.", depth - 1)
+        else:
+            yield f"{prefix}{name}", content
+
+
+def _contents(value: object, *, all_numbers: bool) -> Iterator[tuple[str, object]]:
+    """Yield the fields of a dataclass that differ from their defaults; ``all_numbers``: and counts."""
+    assert _is_record(value)
+    for each in fields(value):
+        content = getattr(value, each.name)
+        counts = all_numbers and (_is_record(content) or (type(content) is int and content >= 0))
+        if each.repr and (counts or content != _default(each)):
+            yield each.name, content
+
+
+def _default(each: Field[object]) -> object:
+    return each.default_factory() if each.default_factory is not MISSING else each.default
+
+
+def _is_record(value: object) -> TypeGuard[DataclassInstance]:
+    return is_dataclass(value) and not isinstance(value, type)
+
+
+def _repr(value: object) -> str:
+    """Return a repr of a field: whole for a short value, and the beginning of a long one."""
+    if isinstance(value, Mapping | tuple | list | Set) and len(value) > MAX_ROWS:
+        return f"<{len(value):,} items>"
+    text = repr(value)
+    return text if len(text) <= 10 * MAX_TEXT else f"{text[: 10 * MAX_TEXT]}…"
+
+
+def _joined(parts: Iterable[str], size: int) -> str:
+    text = ", ".join(islice(parts, _MAX_ITEMS))
+    return _cut(text, more=f" and {size - _MAX_ITEMS:,} more" if size > _MAX_ITEMS else "")
+
+
+def _cut(text: str, *, more: str = "") -> str:
+    room = MAX_TEXT - len(more)
+    return (text if len(text) <= room else f"{text[: room - 1]}…") + more
+
+
+def _html(value: object) -> str:
+    # A lone surrogate, which UTF-8 cannot encode, would make the whole notebook unreadable.
+    return escape(short(value).encode("utf-8", "backslashreplace").decode())
