@@ -18,7 +18,7 @@ from benchmarks.spark.kafka import Kafka
 from benchmarks.spark.streams import TASKS, drain, load, rows, timed
 from benchmarks.spark.tuple_sources import GrpcTuples, NatsTuples
 from liftenvelope import bulk
-from liftenvelope.spark._schema import bulk_columns, spark_schema
+from liftenvelope.spark._schema import RowOptions, bulk_columns, spark_schema
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 
 _TABLE = 600_000
@@ -54,7 +54,7 @@ def _fill(url: str, stream: str, count: int, headers: int = 0) -> None:
 
 
 def _plain_read(where: str, stream: str, count: int, headers: bool) -> None:
-    columns = bulk_columns(spark_schema(headers=headers))
+    columns = bulk_columns(spark_schema(RowOptions(headers=headers)))
     assert sum(batch.num_rows for batch in bulk.read(where, stream, columns=columns)) == count
 
 

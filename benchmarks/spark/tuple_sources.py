@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from liftenvelope.spark._schema import spark_ddl
+from liftenvelope.spark._schema import RowOptions, spark_ddl
 
 _MICROS = 1_000
 _FETCH = 1_000
@@ -96,7 +96,7 @@ class _Tuples(DataSource):
         self.options = dict(options)
 
     def schema(self) -> str:
-        return spark_ddl()
+        return spark_ddl(RowOptions())
 
 
 class NatsTuples(_Tuples):

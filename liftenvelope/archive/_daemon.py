@@ -13,6 +13,7 @@ from liftenvelope._backoff import Backoff
 from liftenvelope._secrets import without_secrets
 from liftenvelope.archive._event_log import (
     PipelineFailed,
+    PipelineMaintained,
     PipelineRecovered,
     PipelineWrote,
     StopRequested,
@@ -122,29 +123,38 @@ class ArchiveDaemon:
 
     async def _attempt(self, pipeline: PipelineConfig, state: PipelineState) -> str | None:
         """Run a pipeline once; return the text of its error."""
-        began, failed_before = time.monotonic(), state.failures_in_a_row
         state.begun()
         try:
-            done = await _in_thread(
-                lambda: pipeline.write(lambda seen: self._note(state, seen)), pipeline.name
-            )
+            await self._write(pipeline, state)
+            await self._maintain(pipeline, state)
         except _StopRun:
             state.succeeded(0, 0, time.time())  # its files are complete, and counted by nobody
             return None
         except (LiftEnvelopeError, OSError) as exc:
             text = without_secrets(exc) or type(exc).__name__
-        except Exception as exc:  # noqa: BLE001 - of a table format's library: reported, and the others go on
-            text = f"{type(exc).__name__}: {without_secrets(exc)}"
-        else:
-            rows, nbytes, files = done.rows, getattr(done, "bytes", 0), len(getattr(done, "files", ()))
-            state.succeeded(rows, nbytes, time.time())
-            if rows:
-                logged(PipelineWrote(pipeline.name, rows, nbytes, files, time.monotonic() - began))
-            if failed_before:
-                logged(PipelineRecovered(pipeline.name, failed_before))
-            return None
-        state.failed(text)
-        return text
+            state.failed(text)
+            return text
+        return None
+
+    async def _write(self, pipeline: PipelineConfig, state: PipelineState) -> None:
+        began, failed_before = time.monotonic(), state.failures_in_a_row
+        done = await _in_thread(lambda: pipeline.write(lambda seen: self._note(state, seen)), pipeline.name)
+        rows, nbytes, files = done.rows, getattr(done, "bytes", 0), len(getattr(done, "files", ()))
+        state.succeeded(rows, nbytes, time.time())
+        if rows:
+            logged(PipelineWrote(pipeline.name, rows, nbytes, files, time.monotonic() - began))
+        if failed_before:
+            logged(PipelineRecovered(pipeline.name, failed_before))
+
+    async def _maintain(self, pipeline: PipelineConfig, state: PipelineState) -> None:
+        """Do the upkeep of a table that has rows, if it is due."""
+        due = state.maintained_at + (0.0 if pipeline.maintenance is None else pipeline.maintenance.interval)
+        if pipeline.maintenance is None or not state.rows or time.monotonic() < due:
+            return
+        began = time.monotonic()
+        await _in_thread(pipeline.maintain, pipeline.name)
+        state.maintained_at = began
+        logged(PipelineMaintained(pipeline.name, time.monotonic() - began))
 
     def _note(self, state: PipelineState, seen: Progress) -> None:
         state.pending = (seen.total or seen.done) - seen.done

@@ -9,7 +9,14 @@ from typing import Final
 
 from liftenvelope._logs import event_logger, log_event
 
-__all__ = ["PipelineFailed", "PipelineRecovered", "PipelineWrote", "StopRequested", "logged"]
+__all__ = [
+    "PipelineFailed",
+    "PipelineMaintained",
+    "PipelineRecovered",
+    "PipelineWrote",
+    "StopRequested",
+    "logged",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,14 @@ class PipelineFailed:
     error: str
     failures: int
     wait: float
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineMaintained:
+    """The upkeep of a table is done."""
+
+    pipeline: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +74,7 @@ _LINES: Final[Mapping[type, tuple[int, str]]] = {
         logging.WARNING,
         "pipeline %(pipeline)s failed, %(failures)d times in a row, next run in %(wait).1f s: %(error)s",
     ),
+    PipelineMaintained: (logging.INFO, "pipeline %(pipeline)s maintained its table in %(seconds).1f s"),
     PipelineRecovered: (logging.INFO, "pipeline %(pipeline)s works again, after %(failures)d failed runs"),
     StopRequested: (
         logging.INFO,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ class PipelineState:
         pending: Offsets that the current run has still to read; 0 between runs.
         succeeded_at: Time of the last run that ended well, in seconds since 1970; 0 for none.
         error: Text of the last error; empty after a run that ended well.
+        maintained_at: Monotonic time of the last upkeep in seconds; minus infinity for none.
     """
 
     name: str
@@ -35,6 +37,7 @@ class PipelineState:
     pending: int = 0
     succeeded_at: float = 0.0
     error: str = ""
+    maintained_at: float = -math.inf
 
     def begun(self) -> None:
         """Record the beginning of a run."""

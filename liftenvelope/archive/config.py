@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import inspect
 import re
-import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +20,8 @@ from liftenvelope._secrets import without_secrets
 from liftenvelope.bulk.access import Access, find_target
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 from liftenvelope.gateway.http_endpoint import check_http
+from liftenvelope.gateway.toml_file import load_toml
+from liftenvelope.payload import as_payload
 
 __all__ = ["ArchiveConfig", "PipelineConfig", "read_archive_config", "with_http"]
 
@@ -30,18 +31,39 @@ _TARGETS: Final[Mapping[str, tuple[str, str]]] = {
     "iceberg": ("to_iceberg", "table"),
     "delta": ("to_delta", "path"),
 }
+#: Functions that return a writer, by the kind of the table.
+_WRITERS: Final = {"iceberg": "iceberg_writer", "delta": "delta_writer"}
 #: Arguments of those functions that are not options of a file: the daemon sets them, or TOML can't.
 _OWN: Final = {"source", "stream", "access", "progress", "on_gap", "filesystem"}
+#: Keys of ``[[pipeline]]`` that are no options of those functions.
+_OF_PIPELINE: Final = {
+    "name", "source", "source_file", "stream", "interval", "access", "target", "maintenance",
+}  # fmt: skip
 #: Options about the stream, which stand in ``[[pipeline]]``; all others stand in ``[pipeline.target]``.
 _OF_STREAM: Final = {
     "partitions", "start", "stop", "columns", "envelope", "on_retention", "subjects", "payload", "on_bad",
-    "dead_letter", "batch_rows", "batch_bytes",
+    "batch_rows", "batch_bytes",
 }  # fmt: skip
 #: Fields of Access that TOML has no value for.
 _NOT_IN_TOML: Final = {"address_map", "tls_server_name"}
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LARGEST: Final = 1 << 20
 _MOST_PIPELINES: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    """Upkeep of a table. See :meth:`liftenvelope.bulk.TableWriter.maintain`.
+
+    Attributes:
+        interval: Seconds between two times.
+        compact: Merge small files.
+        expire_hours: Age in hours of versions to remove; None keeps them.
+    """
+
+    interval: float = 3600.0
+    compact: bool = False
+    expire_hours: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +79,7 @@ class PipelineConfig:
         interval: Seconds between the end of a run and the next one.
         options: Arguments of the function that writes the target.
         access: Connection options.
+        maintenance: Upkeep of the table; None for none.
     """
 
     name: str
@@ -67,6 +90,19 @@ class PipelineConfig:
     interval: float
     options: dict[str, Any] = field(default_factory=dict)
     access: Access = field(default_factory=Access)
+    maintenance: Maintenance | None = None
+
+    def maintain(self) -> None:
+        """Do the upkeep of the table.
+
+        Raises:
+            LiftEnvelopeError: It failed.
+        """
+        if self.maintenance is None:
+            return
+        make = getattr(bulk, _WRITERS[self.target])
+        with make(self.source, self.stream, self.location, access=self.access, **self.options) as writer:
+            writer.maintain(compact=self.maintenance.compact, expire_hours=self.maintenance.expire_hours)
 
     def write(self, progress: Callable[[bulk.Progress], None]) -> Any:
         """Add what is new in the stream to the target; return what the function of bulk returns."""
@@ -111,8 +147,13 @@ def _shown(pipeline: PipelineConfig) -> dict[str, Any]:
         "stream": pipeline.stream,
         "interval": pipeline.interval,
     }
-    for name, value in pipeline.options.items():
+    for name, given in pipeline.options.items():
+        value = given
+        if isinstance(value, bulk.DeadLetter):
+            value = {"stream": value.stream, "subject": value.subject}
         (above if name in _OF_STREAM else target)[name] = value
+    if pipeline.maintenance is not None:
+        above["maintenance"] = asdict(pipeline.maintenance)
     return {**above, "target": target}
 
 
@@ -124,7 +165,7 @@ def read_archive_config(path: str) -> ArchiveConfig:
             names file, table, key and value.
     """
     shown = without_secrets(path)
-    found = _load(path, shown)
+    found = load_toml(path, shown)
     _check_keys(f"{shown}:", found, {"archive", "pipeline"})
     tables = found.get("pipeline", [])
     if not isinstance(tables, list) or not 1 <= len(tables) <= _MOST_PIPELINES:
@@ -152,21 +193,6 @@ def _count(tables: object) -> object:
     return len(tables) if isinstance(tables, list) else type(tables).__name__
 
 
-def _load(path: str, shown: str) -> dict[str, Any]:
-    try:
-        with Path(path).open("rb") as file:
-            raw = file.read(_LARGEST + 1)
-    except (OSError, ValueError) as exc:  # ValueError: a NUL in the path
-        reason = exc.strerror if isinstance(exc, OSError) else exc
-        raise UsageError(f"--config must be a file that can be read, got {shown!r}: {reason}") from None
-    if len(raw) > _LARGEST:
-        raise UsageError(f"{shown} must have at most {_LARGEST} bytes, got more")
-    try:
-        return tomllib.loads(raw.decode())
-    except (ValueError, RecursionError) as exc:
-        raise UsageError(f"{shown} must be TOML in UTF-8: {exc}") from exc
-
-
 def _settings(where: str, table: Any, pipelines: tuple[PipelineConfig, ...]) -> ArchiveConfig:
     _check_table(where, table, {one.name for one in fields(ArchiveConfig)} - {"pipelines"})
     checks: dict[str, Callable[[str, Any], Any]] = {
@@ -190,11 +216,15 @@ def _pipeline(file: str, number: int, table: Any) -> PipelineConfig:
         text = "must be up to 100 letters, digits, dots, underscores and hyphens"
         raise UsageError(f"{file}: [[pipeline]] number {number}: name {text}, got {name!r:.80}")
     _check_table(
-        where, table, {"name", "source", "source_file", "stream", "interval", "access", "target"} | _OF_STREAM
+        where,
+        table,
+        {"name", "source", "source_file", "stream", "interval", "access", "target", "maintenance"}
+        | _OF_STREAM,
     )
     kind, location, options = _target(where, table.get("target"))
     above = {key: value for key, value in table.items() if key in _OF_STREAM}
     _check_options(where, kind, above)
+    _read_payload(where, above)
     pipeline = PipelineConfig(
         name=name,
         source=_source(where, table),
@@ -204,12 +234,25 @@ def _pipeline(file: str, number: int, table: Any) -> PipelineConfig:
         interval=as_seconds(f"{where} interval", table.get("interval", 60.0)),
         options={**above, **options},
         access=_access(where, table.get("access", {})),
+        maintenance=_maintenance(where, kind, table.get("maintenance")),
     )
     try:
         find_target(pipeline.source, pipeline.access)
     except LiftEnvelopeError as exc:
         raise UsageError(f"{where} source: {without_secrets(exc)}") from None
     return pipeline
+
+
+def _read_payload(where: str, options: dict[str, Any]) -> None:
+    """Replace a table ``on_bad`` by a dead letter, and check the payload."""
+    try:
+        as_payload(options.get("payload"))
+        letter = options.get("on_bad")
+        if isinstance(letter, dict):
+            _check_keys(f"{where} on_bad", letter, {"stream", "subject", "source"})
+            options["on_bad"] = bulk.DeadLetter(**{"stream": "", **letter})
+    except LiftEnvelopeError as exc:
+        raise UsageError(f"{where} {exc}") from exc
 
 
 def _source(where: str, table: Mapping[str, Any]) -> str:
@@ -246,9 +289,10 @@ def _check_options(where: str, kind: str, options: Mapping[str, Any]) -> None:
     function = getattr(bulk, _TARGETS[kind][0], None)
     if function is None:
         raise UsageError(f"{where} kind must be a target of this version, got {kind!r}: update liftenvelope")
-    known = {
-        one.name for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY
-    }
+    parameters = inspect.signature(function).parameters.values()
+    known = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        known |= bulk.TableOptions.__optional_keys__
     _check_keys(where, options, known - _OWN)
 
 
@@ -259,6 +303,21 @@ def _access(where: str, table: Any) -> Access:
         return Access(**table)
     except UsageError as exc:
         raise UsageError(f"{here} {exc}") from exc
+
+
+def _maintenance(where: str, kind: str, table: Any) -> Maintenance | None:
+    if table is None:
+        return None
+    here = f"{where} [pipeline.maintenance]"
+    if kind not in _WRITERS:
+        raise UsageError(f"{here} must be for a table, {' or '.join(_WRITERS)}, got kind {kind!r}")
+    _check_table(here, table, {one.name for one in fields(Maintenance)})
+    found = Maintenance(**table)
+    as_seconds(f"{here} interval", found.interval)
+    as_choice(f"{here} compact", found.compact, (True, False) if kind == "delta" else (False,))
+    if found.expire_hours is not None:
+        as_count(f"{here} expire_hours", found.expire_hours)
+    return found
 
 
 def _check_table(where: str, table: Any, known: set[str]) -> None:

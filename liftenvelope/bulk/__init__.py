@@ -3,6 +3,7 @@
 from liftenvelope.bulk._archive import Archived, to_parquet
 from liftenvelope.bulk._dead_letter import DeadLetter
 from liftenvelope.bulk._notebook import load_ipython_extension
+from liftenvelope.bulk._payload_read import OnBad
 from liftenvelope.bulk._progress_bar import ProgressBar
 from liftenvelope.bulk._reading import count, read, tail
 from liftenvelope.bulk._restore import Restored, restore
@@ -39,6 +40,7 @@ __all__ = [
     "Archived",
     "DeadLetter",
     "Gap",
+    "OnBad",
     "Progress",
     "ProgressBar",
     "ReadLostError",

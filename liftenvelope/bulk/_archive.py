@@ -10,14 +10,16 @@ from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope._checks import as_count, as_seconds
+from liftenvelope._checks import as_count, as_seconds, require
 from liftenvelope._showing import html_table, short
-from liftenvelope.bulk._archive_files import ArchiveFile, ArchiveFolder, Rotation
+from liftenvelope.bulk._archive_files import ArchiveFile, ArchiveFolder, Rotation, check_parquet
 from liftenvelope.bulk._archive_layout import Layout, PartitionBy
 from liftenvelope.bulk._archive_places import find_place
 from liftenvelope.bulk._batches import OnGap, OnProgress, check_calls
+from liftenvelope.bulk._copying import CopyRows, check_types, make_copy
 from liftenvelope.bulk._crew import Crew, Piece
-from liftenvelope.bulk._plan import OnRetention, make_plan
+from liftenvelope.bulk._payload_read import OnBad
+from liftenvelope.bulk._plan import OnRetention
 from liftenvelope.bulk._reading import BATCH_BYTES, BATCH_ROWS, PARALLEL
 from liftenvelope.bulk._schema import EnvelopeMode
 from liftenvelope.bulk._selection import check_range, plan_onward
@@ -27,12 +29,18 @@ from liftenvelope.bulk.sources import RangedStream, open_stream
 from liftenvelope.client.positions import Start
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream.subject_filter import parse_subjects
+from liftenvelope.payload import PayloadChoice
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.fs as pafs
+
+    from liftenvelope.bulk._plan import BatchPlan
 else:
     from liftenvelope.bulk._schema import pa
+
+    pc = require("pyarrow.compute", "bulk")
 
 __all__ = ["Archived", "to_parquet"]
 
@@ -74,6 +82,8 @@ def to_parquet(
     stop: Stop = None,
     columns: Iterable[str] | None = None,
     envelope: EnvelopeMode = "none",
+    payload: PayloadChoice = None,
+    on_bad: OnBad = "fail",
     rotate_rows: int | None = None,
     rotate_bytes: int = _ROTATE_BYTES,
     rotate_seconds: float | None = None,
@@ -109,7 +119,12 @@ def to_parquet(
         stop: As for :func:`read`.
         columns: As for :func:`read`; ``offset`` must be one of them.
         envelope: As for :func:`read`.
-        rotate_rows: Maximum number of rows in a file; None (default) for no limit.
+        payload: As for :func:`read`. All runs of an archive must be given the same format. Fields keep the
+            types of earlier runs, and new ones become columns of the files that follow.
+        on_bad: As for :func:`read`. With ``"fail"``, the rows before the bad message are kept. Dead letters
+            are stored before the files that pass them; a run that was killed may repeat them.
+        rotate_rows: Maximum number of rows in a file; None (default) for no limit. The rows of a message stay
+            together.
         rotate_bytes: Size in bytes at which a file is finished. Default 512 MiB; at most 4 GiB outside the
             local file system.
         rotate_seconds: Seconds after its first row at which a file is finished, as soon as more messages
@@ -128,11 +143,13 @@ def to_parquet(
         The files, rows and bytes added.
 
     Raises:
-        UsageError: An argument is invalid, or a file in the folder belongs to another archive.
+        UsageError: An argument is invalid, or a file in the folder belongs to another archive, or was
+            written with another payload or other subjects.
         ArchiveBusyError: Another run is writing the files of a partition. After a run on another machine was
             killed, an object store is busy for up to 30 s.
         OffsetOutOfRangeError: The stream ends before the archive does: the stream lost messages or was
             recreated.
+        BadPayloadError: A message is bad, with ``on_bad="fail"``.
         LiftEnvelopeError: As for :func:`read`, while planning and while reading.
         OSError: A file can't be written.
 
@@ -148,19 +165,24 @@ def to_parquet(
         raise UsageError(f"compression must be a codec of pyarrow, got {compression!r}")
     wanted = parse_subjects(subjects)
     opened = open_stream(source, stream, access)
-    plan = make_plan(
-        columns,
-        envelope,
-        batch_rows,
-        batch_bytes,
-        on_retention,
-        unsigned=opened.unsigned,
+    copy = make_copy(
+        source,
+        opened,
+        columns=columns,
+        envelope=envelope,
+        payload=payload,
+        on_bad=on_bad,
+        batch_rows=batch_rows,
+        batch_bytes=batch_bytes,
+        on_retention=on_retention,
         subjects=wanted,
+        access=access,
+        needed=("timestamp",) if layout.has_time else (),
     )
-    if "offset" not in plan.columns:
+    if "offset" not in copy.columns:
         raise UsageError("columns must have 'offset' for an archive")
-    layout.check_columns(plan.columns)
-    folder = ArchiveFolder(place, stream, layout, plan, rotation, compression)
+    layout.check_columns(copy.plan.columns)
+    folder = ArchiveFolder(place, stream, layout, copy, rotation, compression)
     with contextlib.closing(opened):
         numbers = opened.partitions() if chosen is None else chosen
         with place.claimed(numbers):
@@ -169,7 +191,7 @@ def to_parquet(
                 plan_onward(
                     opened,
                     number,
-                    reached.get(number),
+                    reached.offsets.get(number),
                     start,
                     stop,
                     on_retention,
@@ -180,7 +202,12 @@ def to_parquet(
             ]
             spans = [one for one in spans if one.start < one.stop]
             opened.filter_by(wanted, whole=on_gap is not None)
-            done = _ArchiveRun(opened, folder, spans, progress, on_gap).run()
+            rows = copy.rows(opened, reached.record, lambda: spans)
+            if rows.record.payload is not None:
+                check_parquet(rows.schema)
+            if reached.record is not None:
+                check_types(reached.record.fields, rows.record.fields, folder.title)
+            done = _ArchiveRun(opened, folder, copy.plan, rows, spans, progress, on_gap).run()
             if place.most_bytes is not None and done.files:
                 folder.reached(numbers)  # what another run may have written meanwhile
             return done
@@ -209,12 +236,16 @@ class _ArchiveRun:
         self,
         source: RangedStream,
         folder: ArchiveFolder,
+        plan: BatchPlan,
+        copied: CopyRows,
         spans: list[Range],
         progress: OnProgress | None,
         on_gap: OnGap | None,
     ) -> None:
         self._source = source
         self._folder = folder
+        self._plan = plan
+        self._copied = copied
         self._spans = spans
         self._progress = progress
         self._on_gap = on_gap
@@ -237,7 +268,7 @@ class _ArchiveRun:
         return Archived(tuple(self._done), self._rows, self._written)
 
     def _read(self) -> None:
-        jobs = [partial(self._source.read, span, self._folder.plan) for span in self._spans]
+        jobs = [partial(self._source.read, span, self._plan) for span in self._spans]
         crew = Crew(jobs, min(len(jobs), PARALLEL), lambda: None)
         try:
             while (piece := crew.next()) is not None:
@@ -252,7 +283,6 @@ class _ArchiveRun:
                 self._on_gap(Gap(number, start, stop))
         if piece.batch is not None:
             self._add(number, piece.batch, end)
-            self._rows += piece.batch.num_rows
         elif number in self._open:
             self._open[number].extend(end)
         self._at[number] = end
@@ -263,25 +293,43 @@ class _ArchiveRun:
             self._progress(Progress(self._rows, self._bytes, self._offsets, total))
 
     def _add(self, partition: int, batch: pa.RecordBatch, end: int) -> None:
-        pieces = list(self._folder.layout.divide(batch, partition))
-        for (below, piece), following in zip(pieces, [*pieces[1:], None], strict=True):
-            open_file = self._open.get(partition)
-            if open_file is not None and open_file.below != below:
-                self._finish(partition)
-            self._put(partition, below, piece, end if following is None else _first_offset(following[1]))
+        parts = list(self._folder.layout.divide(batch, partition))
+        for (below, part), following in zip(parts, [*parts[1:], None], strict=True):
+            copied = self._copied.take(part, end if following is None else _first_offset(following[1]))
+            ends = [*map(_first_offset, copied.batches[1:]), copied.stop]
+            for rows, stop in zip(copied.batches, ends, strict=False):
+                self._put(partition, below, rows, stop)
+            # Messages without rows are covered as well: their dead letters are not written again.
+            if self._at[partition] < copied.stop:
+                self._file(partition, below).extend(copied.stop)
+                self._at[partition] = copied.stop
+            if copied.error is not None:
+                raise copied.error
+
+    def _file(self, partition: int, below: str) -> ArchiveFile:
+        """Return the open file of a partition, in a folder."""
+        file = self._open.get(partition)
+        if file is not None and file.below != below:
+            self._finish(partition)
+            file = None
+        if file is None:
+            start = self._at[partition]
+            file = self._open[partition] = ArchiveFile(self._folder, self._copied, below, partition, start)
+        return file
 
     def _put(self, partition: int, below: str, batch: pa.RecordBatch, end: int) -> None:
+        self._rows += batch.num_rows
         while batch.num_rows:
-            file = self._open.get(partition)
-            if file is None:
-                start = self._at[partition]
-                file = self._open[partition] = ArchiveFile(self._folder, below, partition, start)
+            file = self._file(partition, below)
             room = file.room(batch.num_rows)
-            part, batch = batch.slice(0, room), batch.slice(room)
-            # This file also covers the gap up to the next row, so that the next file begins with a row.
-            file.add(part, _first_offset(batch) if batch.num_rows else end)
-            self._at[partition] = file.stop
-            if file.is_full:
+            if self._copied.is_packed:
+                room = _whole_messages(batch, room) or (0 if file.rows else _rows_of_first(batch))
+            if room:
+                part, batch = batch.slice(0, room), batch.slice(room)
+                # This file also covers the gap up to the next row, so that the next file begins with a row.
+                file.add(part, _first_offset(batch) if batch.num_rows else end)
+                self._at[partition] = file.stop
+            if file.is_full or not room:
                 self._finish(partition)
 
     def _finish(self, partition: int) -> None:
@@ -304,3 +352,16 @@ class _ArchiveRun:
 def _first_offset(batch: pa.RecordBatch) -> int:
     offset: int = batch.column("offset")[0].as_py()
     return offset
+
+
+def _whole_messages(batch: pa.RecordBatch, most: int) -> int:
+    """Return the number of rows, at most ``most``, up to the end of a message."""
+    if most == batch.num_rows:
+        return most
+    offsets = batch.column("offset")
+    return int(pc.index(offsets, offsets[most]).as_py())
+
+
+def _rows_of_first(batch: pa.RecordBatch) -> int:
+    offsets = batch.column("offset")
+    return int(pc.sum(pc.equal(offsets, offsets[0])).as_py())

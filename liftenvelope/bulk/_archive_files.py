@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
@@ -16,8 +16,8 @@ from liftenvelope._secrets import without_secrets
 from liftenvelope.bulk._archive_layout import Layout
 from liftenvelope.bulk._archive_names import ArchiveNames, FoundFile, resolve
 from liftenvelope.bulk._archive_places import ArchivePlace
+from liftenvelope.bulk._copying import CopyPlan, CopyRecord, CopyRows, merged_record
 from liftenvelope.bulk._event_log import log
-from liftenvelope.bulk._plan import BatchPlan
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 if TYPE_CHECKING:
@@ -28,11 +28,24 @@ else:
 
     pq = require("pyarrow.parquet", "bulk")
 
-__all__ = ["ArchiveFile", "ArchiveFolder", "Rotation"]
+__all__ = ["ArchiveFile", "ArchiveFolder", "ReachedOffsets", "Rotation", "check_parquet"]
 
-_STREAM, _PARTITION, _START, _STOP = (
-    f"liftenvelope.{name}".encode() for name in ("stream", "partition", "start", "stop")
+_STREAM, _PARTITION, _START, _STOP, _RECORD = (
+    f"liftenvelope.{name}".encode() for name in ("stream", "partition", "start", "stop", "record")
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ReachedOffsets:
+    """Content of an archive.
+
+    Attributes:
+        offsets: Offset after the last one that the files cover, by partition, for those with files.
+        record: Options of the files; None without files.
+    """
+
+    offsets: Mapping[int, int]
+    record: CopyRecord | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +63,27 @@ class Rotation:
     seconds: float | None
 
 
+def check_parquet(schema: pa.Schema) -> None:
+    """Check that Parquet has all types of a schema.
+
+    Raises:
+        UsageError: It lacks one.
+    """
+    for field in schema:
+        try:
+            pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as exc:
+            text = f"payload must have types that Parquet has, got {field.type} for column {field.name!r}"
+            raise UsageError(f"{text}: leave it out by columns=") from exc
+
+
 class ArchiveFolder:
     """Archive files of one stream.
 
     Attributes:
         place: Place of the files.
         layout: Division of rows among folders.
-        plan: Columns and schema of the files.
+        title: Name of the archive, for errors.
         rotation: Limits at which a file is finished.
         compression: Codec of pyarrow.
         has_failed: True once a file could not be written. Its content is then undefined.
@@ -67,16 +94,17 @@ class ArchiveFolder:
         place: ArchivePlace,
         stream: str,
         layout: Layout,
-        plan: BatchPlan,
+        copy: CopyPlan,
         rotation: Rotation,
         compression: str,
     ) -> None:
         self.place = place
         self.layout = layout
-        self.plan = plan
+        self.title = f"the archive of {stream}"
         self.rotation = rotation
         self.compression = compression
         self.has_failed = False
+        self._copy = copy
         self._stream = stream
         self._names = ArchiveNames(stream)
 
@@ -84,32 +112,37 @@ class ArchiveFolder:
         """Return the path of a file below the archive."""
         return "/".join(filter(None, (folder, self._names.name(partition, start, stop))))
 
-    def reached(self, partitions: Sequence[int]) -> dict[int, int]:
-        """Return the offset after the last one that the files of a partition cover, for those with files.
+    def reached(self, partitions: Sequence[int]) -> ReachedOffsets:
+        """Return how far the files of partitions go, and the options that they were written with.
 
         Files that only repeat what others cover are deleted: two runs have written them at the same time.
 
         Raises:
-            UsageError: A file has a name of this archive but is not one of its files.
+            UsageError: A file has a name of this archive but is not one of its files, or was written with
+                other options.
         """
         found: dict[int, list[FoundFile]] = {number: [] for number in partitions}
         for file in self.place.files():
             if file.partition in found:
                 found[file.partition].append(file)
-        return {number: self._end_of(files) for number, files in found.items() if files}
+        ends = {number: self._end_of(files) for number, files in found.items() if files}
+        records = [record for _, record in ends.values()]
+        for record in records:
+            self._copy.check(record, self.title, "choose another folder")
+        offsets = {number: offset for number, (offset, _) in ends.items()}
+        return ReachedOffsets(offsets, merged_record(records, self.title))
 
-    def _end_of(self, files: list[FoundFile]) -> int:
+    def _end_of(self, files: list[FoundFile]) -> tuple[int, CopyRecord]:
         newest = max(files, key=lambda file: file.start)
-        ends = [(one, self._read_end(one) if one.stop is None else one.stop) for one in files]
-        if newest.stop is not None:
-            self._read_end(newest)  # whether it is a file of this archive
+        read = {one.path: self._read(one) for one in files if one.stop is None or one is newest}
+        ends = [(one, read[one.path][0] if one.stop is None else one.stop) for one in files]
         kept, repeated = resolve(ends)
         for file in repeated:
             log.warning("%s repeats offsets of other files of the archive: deleting it", file.path)
             self.place.remove(file.path)
-        return dict(ends)[kept[-1]]
+        return dict(ends)[kept[-1]], read[newest.path][1]
 
-    def _read_end(self, file: FoundFile) -> int:
+    def _read(self, file: FoundFile) -> tuple[int, CopyRecord]:
         path = self.place.located(file.path)
         try:
             with self.place.open(file.path) as source:
@@ -120,16 +153,23 @@ class ArchiveFolder:
         if metadata.get(_STREAM) != self._stream.encode() or _STOP not in metadata:
             raise UsageError(f"{path} must be a file of this archive, by its metadata: choose another folder")
         there, ours = (
-            schema.field("offset").type for schema in (found.schema.to_arrow_schema(), self.plan.schema)
+            schema.field("offset").type for schema in (found.schema.to_arrow_schema(), self._copy.plan.schema)
         )
         if there != ours:
             text = f"{path} must have offsets of type {ours}, as the stream has, got {there}"
             raise UsageError(f"{text}: it is from a server of another kind, choose another folder")
-        return int(metadata[_STOP])
+        if _RECORD not in metadata:
+            return int(metadata[_STOP]), self._copy.unrecorded()
+        try:
+            return int(metadata[_STOP]), CopyRecord.load(metadata[_RECORD].decode())
+        except ValueError as exc:
+            text = f"{path} must have the options of its archive in its metadata"
+            raise UsageError(f"{text}: choose another folder; {exc}") from exc
 
-    def metadata(self, partition: int, start: int, stop: int) -> dict[bytes, bytes]:
-        """Return the metadata of a file: stream, partition, first offset, and the offset after the last."""
+    def metadata(self, partition: int, start: int, stop: int, record: CopyRecord) -> dict[bytes, bytes]:
+        """Return the metadata of a file: stream, partition, offsets that it covers, and options."""
         return {
+            _RECORD: record.dump().encode(),
             _STREAM: self._stream.encode(),
             _PARTITION: b"%d" % partition,
             _START: b"%d" % start,
@@ -152,9 +192,12 @@ class ArchiveFile:
         nbytes: Size in bytes, once the file is complete.
     """
 
-    def __init__(self, folder: ArchiveFolder, below: str, partition: int, start: int) -> None:
+    def __init__(
+        self, folder: ArchiveFolder, copied: CopyRows, below: str, partition: int, start: int
+    ) -> None:
         self.below: Final = below
         self._folder = folder
+        self._record = copied.record
         self._partition = partition
         self._start = self.stop = start
         self._draft = folder.place.draft(partition, start)
@@ -163,7 +206,7 @@ class ArchiveFile:
         self._is_labelled = False
         with self._named():
             self._sink = folder.place.create(self._draft)
-            self._writer = pq.ParquetWriter(self._sink, folder.plan.schema, compression=folder.compression)
+            self._writer = pq.ParquetWriter(self._sink, copied.schema, compression=folder.compression)
         # Rows and stop after the write in progress; length of the file before that write.
         self._due = (0, start)
         self._mark = self._sink.tell()
@@ -219,7 +262,8 @@ class ArchiveFile:
     def _label(self) -> None:
         if (self.rows, self.stop) != self._due and self._sink.tell() > self._mark:
             self.rows, self.stop = self._due
-        self._writer.add_key_value_metadata(self._folder.metadata(self._partition, self._start, self.stop))
+        covered = self._folder.metadata(self._partition, self._start, self.stop, self._record)
+        self._writer.add_key_value_metadata(covered)
         self._is_labelled = True
 
     def discard(self) -> None:

@@ -33,6 +33,10 @@ class Layout:
     Args:
         partition_by: Folders, from the outermost to the innermost.
 
+    Attributes:
+        by: The folders.
+        has_time: True for folders by time.
+
     Raises:
         UsageError: The folders are unknown, repeated, or ``hour`` stands without ``dt`` before it.
     """
@@ -47,7 +51,7 @@ class Layout:
             raise UsageError(f"partition_by must have each name once, got {self.by!r}")
         if "hour" in self.by and "dt" not in self.by[: self.by.index("hour")]:
             raise UsageError(f"partition_by must have 'dt' before 'hour', got {self.by!r}")
-        self._has_time = "dt" in self.by
+        self.has_time: Final = "dt" in self.by
         self._unit = _NS_PER_HOUR * (1 if "hour" in self.by else _HOURS_PER_DAY)
 
     def check_columns(self, columns: Sequence[str]) -> None:
@@ -56,12 +60,12 @@ class Layout:
         Raises:
             UsageError: The column ``timestamp`` is missing.
         """
-        if self._has_time and "timestamp" not in columns:
+        if self.has_time and "timestamp" not in columns:
             raise UsageError("columns must have 'timestamp' for folders by time")
 
     def divide(self, batch: pa.RecordBatch, partition: int) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield the rows in order, in pieces of one folder each, with the path of the folder."""
-        if not self._has_time:
+        if not self.has_time:
             yield self._folder(partition, None), batch
             return
         times = batch.column("timestamp").cast(pa.int64())

@@ -5,7 +5,8 @@ takes longer the more subjects match. So its filter pays for few messages of man
 long as reading everything (nats-server issues 7014 and 7852). The costs below are microseconds for each
 message, measured on nats-server 2.15.1 with 100,000 messages of 100 bytes on 20, 1,000 and 20,000 subjects.
 They put the crossing point at 40 % of the messages for a filter of one subject, 37 % for one of 10 subjects,
-4 % for one of 1,000 subjects, and at 6 % for two filters of one subject each, 2 % for ten.
+4 % for one of 1,000 subjects, and at 6 % for two filters of one subject each, 2 % for ten. They come from one
+measurement on a machine with other work, so take them for rough: a wrong choice costs time and no row.
 """
 
 from __future__ import annotations

@@ -27,6 +27,11 @@ MODES: Final[tuple[str, ...]] = get_args(WriteMode)
 #: Rows and bytes to prepare at a time; also the size of a fast ingest batch.
 _ROWS: Final = 16_384
 _BYTES: Final = 8 * 1024 * 1024
+#: Bytes to keep free in a message with a content type: for the headers of a write, for those of an atomic
+#: batch, and for an envelope without a key. Each is about twice what is in use.
+_HEADER_BYTES: Final = 256
+_ATOMIC_BYTES: Final = 256
+_ENVELOPE_BYTES: Final = 128
 #: Minimum rows for fast ingest in mode "auto". With fewer, a batch takes longer than one ack per row.
 _FEW: Final = 1_000
 _NEEDS: Final = {
@@ -59,6 +64,7 @@ class JetStreamWrite:
     ) -> None:
         self._link = WriteLink(source)
         self._portions = Portions(subject, envelope=envelope, message_id=message_id is not None)
+        self._envelope = envelope
         self._message_id = message_id
         self._limit = max_in_flight
         self._mode = mode
@@ -89,6 +95,14 @@ class JetStreamWrite:
                     f"config, which takes nats-server {version} or newer; this one is "
                     f"{self._link.version or 'of no version'}"
                 )
+
+    @property
+    def most_bytes(self) -> int:
+        """Longest value that fits into a message of the server, with all headers that a write adds."""
+        added = _HEADER_BYTES + len((self._message_id or "").encode())
+        if self._mode == "atomic":
+            added += _ATOMIC_BYTES
+        return self._link.max_payload - added - (_ENVELOPE_BYTES if self._envelope else 0)
 
     def close(self) -> None:
         """Close the connection."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 from liftenvelope.bulk._batches import Batches
 from liftenvelope.bulk._crew import Crew
 from liftenvelope.bulk._dead_letter import DeadLetter, LetterBox
-from liftenvelope.bulk._payload_read import OnBad, PayloadColumns, RowDecoder
+from liftenvelope.bulk._payload_read import OnBad, PayloadColumns
 from liftenvelope.bulk._schema import make_schema
 from liftenvelope.errors import UsageError
-from liftenvelope.payload import PayloadChoice, PayloadFormat, as_payload
+from liftenvelope.payload import InferredFormat, PayloadChoice, PayloadFormat, RowDecoder, as_payload
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,8 +54,29 @@ class PayloadPlan:
         """Columns to read from the stream."""
         return self._columns.reading
 
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Columns of the result that do not come from the payload."""
+        return tuple(self._columns.chosen)
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """Properties of the format that all runs of a copy must share."""
+        return self._kind.identity
+
+    @property
+    def needs_sample(self) -> bool:
+        """True if the fields are inferred from messages."""
+        return self._kind.sample_rows > 0
+
     def decoder(
-        self, source: RangedStream, spans: Sequence[Range], plan: BatchPlan, *, is_tail: bool = False
+        self,
+        source: RangedStream,
+        spans: Sequence[Range],
+        plan: BatchPlan,
+        *,
+        is_tail: bool = False,
+        known: pa.Schema | None = None,
     ) -> RowDecoder:
         """Return the decoder of the batches, after reading a sample if the format needs one.
 
@@ -64,6 +85,7 @@ class PayloadPlan:
             spans: Ranges to take the sample from.
             plan: Plan of the read.
             is_tail: True to fail without a message. A read of an empty range has no typed columns.
+            known: Fields that have a type already, without the prefix. Inferred fields are added to them.
 
         Raises:
             UsageError: The sample does not lead to a schema, or a column does not exist.
@@ -74,14 +96,16 @@ class PayloadPlan:
             sample = take_sample(source, spans, plan, self._kind.sample_rows)
             if is_tail and not len(sample):
                 raise UsageError("payload must have a schema: there is no message to infer it from")
-        known = self._kind.decoder(sample).schema.names
-        decoder = self._kind.decoder(sample, columns=self._columns.fields)
+        kind = self._kind if known is None else self._kind.extending(known, sample)
+        whole = kind.decoder(sample).schema
+        decoder = kind.decoder(sample, columns=self._columns.fields)
         return RowDecoder(
             self._stream,
             decoder,
-            self._columns.schema(decoder, known, unsigned=source.unsigned),
-            packed=self._kind.packed,
-            on_bad=self._columns.on_bad,
+            self._columns.schema(decoder, whole.names, unsigned=source.unsigned),
+            kind.fields(sample) if isinstance(kind, InferredFormat) else kind.stripped(whole),
+            packed=kind.packed,
+            keeps_bad=self._columns.on_bad == "column",
             letters=self._letters,
         )
 

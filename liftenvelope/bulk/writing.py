@@ -10,7 +10,7 @@ from liftenvelope.bulk._batches import OnProgress
 from liftenvelope.bulk._jetstream import JetStreamSource
 from liftenvelope.bulk._jetstream_write import MODES, JetStreamWrite, WriteMode
 from liftenvelope.bulk._liftbridge_write import LiftbridgeWrite
-from liftenvelope.bulk._payload_write import PACK_BYTES, PACK_ROWS, open_encoded
+from liftenvelope.bulk._payload_write import PACK_BYTES, PACK_ROWS, PackLimits, open_encoded
 from liftenvelope.bulk.access import Access, ServerKind, Source, Target, find_target
 from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.bulk.observing import observed, observed_rows
@@ -73,8 +73,8 @@ def write(
             :mod:`liftenvelope.payload` with options. All columns that a stream does not have are encoded into
             the column ``value``. Default: none, ``data`` has the column ``value``. See docs/payloads.md.
         pack_rows: With ``"arrow"``: most rows of a message. Default 10,000.
-        pack_bytes: With ``"arrow"``: largest message in bytes, at most what the server takes. Default
-            1,000,000.
+        pack_bytes: With ``"arrow"``: largest message in bytes. JetStream reports the limit of the server,
+            and a message that would be longer is divided. Default 1,000,000.
         message_id: For JetStream: prefix of the message ids ``<message_id>-0``, ``-1`` and so on, with which
             the stream stores each row once within its ``duplicate_window``. With message ids, the write
             reconnects after a lost connection and resends rows without an ack. Without message ids, a lost
@@ -122,7 +122,8 @@ def write(
         raise UsageTypeError(f"progress must be a function or None, got {progress!r}")
     _check_options(target.kind, subject, envelope, message_id, partition)
     _check_mode(target.kind, mode)
-    reader = _open(data, payload, pack_rows, pack_bytes)
+    limits = PackLimits(pack_rows, pack_bytes)
+    reader = _open(data, payload, limits)
     if target.kind is ServerKind.NATS:
         job = JetStreamWrite(
             JetStreamSource(target, stream),
@@ -133,7 +134,7 @@ def write(
             mode=mode,
         )
         rows = observed_rows(published(reader), lambda: job.max_payload)
-        return _write_jetstream(job, rows, progress)
+        return _write_jetstream(job, rows, limits, progress)
     owner = options_of(source) if isinstance(source, BlockingClient) else None
     return _write_liftbridge(
         LiftbridgeWrite(
@@ -150,11 +151,9 @@ def write(
     )
 
 
-def _open(data: Any, payload: PayloadChoice, pack_rows: int, pack_bytes: int) -> pa.RecordBatchReader:
+def _open(data: Any, payload: PayloadChoice, limits: PackLimits) -> pa.RecordBatchReader:
     kind = as_payload(payload)
-    as_count("pack_rows", pack_rows)
-    as_count("pack_bytes", pack_bytes)
-    return open_rows(data) if kind is None else open_encoded(data, kind, pack_rows, pack_bytes)
+    return open_rows(data) if kind is None else open_encoded(data, kind, limits)
 
 
 def _check_options(
@@ -177,11 +176,12 @@ def _check_mode(kind: ServerKind, mode: str) -> None:
 
 
 def _write_jetstream(
-    job: JetStreamWrite, batches: Iterator[pa.RecordBatch], progress: OnProgress | None
+    job: JetStreamWrite, batches: Iterator[pa.RecordBatch], limits: PackLimits, progress: OnProgress | None
 ) -> Written:
     size = 0
     try:
         job.open()
+        limits.server_bytes = job.most_bytes
         try:
             for portion in job.portions(batches):
                 job.add(portion)

@@ -5,11 +5,9 @@ Unknown keys and wrong types are errors, because a setting that is silently igno
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -22,8 +20,6 @@ __all__ = ["LIMITS", "ConfigFile", "read_config"]
 
 #: Table of the limits on clients.
 LIMITS: Final = "limits"
-#: Largest file, in bytes. A longer one is another file, such as a log or a device.
-_LARGEST: Final = 1 << 20
 _LONGEST_SHOWN: Final = 60
 _TYPES: Final[Mapping[type, str]] = {
     bool: "a boolean",
@@ -58,9 +54,11 @@ def read_config(path: str) -> ConfigFile:
         UsageError: The file can't be read or is not TOML, a key is unknown, or a value has the wrong type or
             is out of range. The text names file and key.
     """
+    from liftenvelope.gateway.toml_file import load_toml
+
     shown = without_secrets(path)
     found = ConfigFile(shown)
-    for table, entries in _load(path, shown).items():
+    for table, entries in load_toml(path, shown).items():
         known = _entries()
         if table not in known:
             raise UsageError(f"{shown}: {_unknown_table(table, entries, known)}")
@@ -77,26 +75,6 @@ def read_config(path: str) -> ConfigFile:
                 _check_type(where, what, value)
                 found.limits[entry] = value
     return found
-
-
-def _load(path: str, shown: str) -> dict[str, Any]:
-    try:
-        with Path(path).open("rb") as file:
-            raw = file.read(_LARGEST + 1)
-    except (OSError, ValueError) as exc:  # ValueError: a NUL in the path
-        reason = exc.strerror if isinstance(exc, OSError) else exc
-        # The OSError has the path, which may be a URL with a password: it is not chained.
-        raise UsageError(f"--config must be a file that can be read, got {shown!r}: {reason}") from None
-    if len(raw) > _LARGEST:
-        raise UsageError(f"{shown} must have at most {_LARGEST} bytes, got more")
-    try:
-        return tomllib.loads(raw.decode())
-    except UnicodeDecodeError as exc:
-        raise UsageError(f"{shown} must be TOML in UTF-8, got other bytes: {exc.reason}") from exc
-    except ValueError as exc:  # a TOMLDecodeError, or an integer of thousands of digits
-        raise UsageError(f"{shown} must be TOML: {exc}") from exc
-    except RecursionError:
-        raise UsageError(f"{shown} must be TOML: its arrays or tables are nested too deeply") from None
 
 
 def _entries() -> dict[str, dict[str, Setting | type]]:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     default="raw",
     show_default=True,
     type=click.Choice(["raw", "json", "msgpack", "arrow"]),
-    help="Format of the values, whose fields become columns; not for a folder.",
+    help="Format of the values, whose fields become columns.",
 )
 @click.option(
     "--on-bad",
@@ -109,9 +109,6 @@ def read(
     elif _is_folder(to):
         if limit is not None:
             raise click.UsageError("--limit needs a file or -: a folder gets what is new in the stream")
-        if how.pop("payload") != "raw":
-            raise click.UsageError("--payload is not for a folder: write a file, such as --to orders.parquet")
-        del how["on_bad"]
         fail_cleanly(lambda: _archive(source, stream, to, how | rotation))
     elif rotation:
         raise click.UsageError("--rotate-rows and --rotate-bytes need a folder, such as --to orders/")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope.consumers.shell import cancel, stop
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
     from liftenvelope.group._member import GroupMember
+    from liftenvelope.payload import PayloadChoice
 
 __all__ = ["GroupConsumer"]
 
@@ -269,31 +270,47 @@ class GroupConsumer(GroupConsumerPartitions):
         return None
 
     async def arrow_batches(
-        self, max_rows: int = 65_536, *, max_wait: float = 1.0
+        self,
+        max_rows: int = 65_536,
+        *,
+        max_wait: float = 1.0,
+        payload: PayloadChoice = None,
+        on_bad: Literal["fail", "column"] = "fail",
     ) -> AsyncIterator[pa.RecordBatch]:
         """Iterate over Arrow record batches of messages. Needs the ``[arrow]`` extra.
 
         A batch counts as processed when the next one is asked for, or with ``commit()``.
 
         Args:
-            max_rows: Most rows of a batch. A batch has at most ``prefetch`` rows of one partition; for large
-                batches, raise ``prefetch`` too.
+            max_rows: Most messages of a batch. A batch has at most ``prefetch`` messages of one partition;
+                for large batches, raise ``prefetch`` too.
             max_wait: Seconds to wait for more after the first message of a batch.
+            payload: Format of the values, which replaces the column ``value`` by typed columns, as for
+                :func:`liftenvelope.bulk.read`. A schema that is not given is that of the first batch. A
+                message of ``"arrow"`` becomes a batch of its own, and all messages that were taken together
+                count as processed with the last of them.
+            on_bad: ``"fail"`` (default) or ``"column"``, as for :func:`liftenvelope.bulk.read`.
 
         Yields:
             Batches of at least one row, with the columns of ``liftenvelope.group._rows.SCHEMA``.
 
         Raises:
             UsageError: An argument is malformed, or another task waits for messages.
+            BadPayloadError: A message does not fit the payload. The rows of the messages before it were
+                yielded. The messages that were taken together count as processed only if more are asked for.
             MissingExtraError: pyarrow is not installed.
             LiftEnvelopeError: Any error that iterating would raise.
         """
         as_count("max_rows", max_rows)
         as_seconds("max_wait", max_wait, zero=True)
         from liftenvelope.group._rows import rows_of
+        from liftenvelope.group._typed_rows import typed_rows
 
+        typed = typed_rows(payload, on_bad)
         while await self._wait_for(max_rows, max_wait):
-            yield rows_of([(reader.key, messages) for reader, messages in self._take(max_rows)])
+            batch = rows_of([(reader.key, messages) for reader, messages in self._take(max_rows)])
+            for rows in typed(batch):
+                yield rows
 
     async def _next(self, limit: int, max_wait: float) -> list[GroupMessage]:
         """Return the next messages; an empty list only after the end."""

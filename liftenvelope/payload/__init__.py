@@ -3,9 +3,11 @@
 from liftenvelope.payload._arrow import ArrowBatches
 from liftenvelope.payload._avro import Avro
 from liftenvelope.payload._choice import PayloadChoice, as_payload
+from liftenvelope.payload._described import described_text
 from liftenvelope.payload._formats import (
     BadValue,
     Decoded,
+    InferredFormat,
     PayloadDecoder,
     PayloadEncoder,
     PayloadFormat,
@@ -13,14 +15,19 @@ from liftenvelope.payload._formats import (
 from liftenvelope.payload._json import Json
 from liftenvelope.payload._msgpack import Msgpack
 from liftenvelope.payload._protobuf import Protobuf
+from liftenvelope.payload._row_decoder import BAD_COLUMNS, ROW, ROW_TYPES, RowDecoder
 from liftenvelope.payload.errors import BadPayloadError
 
 __all__ = [
+    "BAD_COLUMNS",
+    "ROW",
+    "ROW_TYPES",
     "ArrowBatches",
     "Avro",
     "BadPayloadError",
     "BadValue",
     "Decoded",
+    "InferredFormat",
     "Json",
     "Msgpack",
     "PayloadChoice",
@@ -28,5 +35,7 @@ __all__ = [
     "PayloadEncoder",
     "PayloadFormat",
     "Protobuf",
+    "RowDecoder",
     "as_payload",
+    "described_text",
 ]

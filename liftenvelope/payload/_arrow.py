@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from liftenvelope._checks import as_choice, as_count
 from liftenvelope.errors import UsageError, UsageTypeError
-from liftenvelope.payload._formats import BadValue, Decoded, PayloadDecoder, PayloadEncoder, PayloadFormat
+from liftenvelope.payload._formats import BadValue, Decoded, InferredFormat, PayloadDecoder, PayloadEncoder
 from liftenvelope.payload._ipc import claims_of
 from liftenvelope.payload._rows import joined
 from liftenvelope.payload._types import check_names
@@ -31,7 +31,7 @@ _ALIGNMENT: Final = 8
 
 
 @dataclass(frozen=True)
-class ArrowBatches(PayloadFormat):
+class ArrowBatches(InferredFormat):
     """Record batches, one Arrow IPC stream per message.
 
     The columns are those of the schema, or of the first message. In another message, columns may stand in
@@ -40,6 +40,7 @@ class ArrowBatches(PayloadFormat):
 
     Attributes:
         schema: Columns. Default: those of the first message of the range that is a record batch.
+        sample: Number of first messages among which a record batch is looked for. Default 100.
         compression: Compression of the buffers in a write: ``"lz4"``, ``"zstd"`` or None (default).
         max_decoded_bytes: Largest size of the buffers of a message in bytes, after decompression. A larger
             message is bad. Default 256 MiB.
@@ -50,8 +51,8 @@ class ArrowBatches(PayloadFormat):
         UsageError: An option is invalid.
     """
 
-    schema: pa.Schema | None = None
     _: KW_ONLY
+    sample: int = 100
     compression: Literal["lz4", "zstd"] | None = None
     max_decoded_bytes: int = 256 * 1024 * 1024
     max_rows: int = 1_000_000
@@ -71,23 +72,13 @@ class ArrowBatches(PayloadFormat):
                 raise UsageTypeError(f"schema must be a pyarrow.Schema or None, got {kind}")
             check_names("schema", self.schema)
 
-    @property
-    def sample_rows(self) -> int:
-        """100 messages, of which the first good one has the schema; 0 if the schema is given."""
-        return 100 if self.schema is None else 0
-
     def decoder(
         self, sample: pa.Array | None = None, *, columns: Collection[str] | None = None
     ) -> PayloadDecoder:
         """Return a decoder; see :meth:`PayloadFormat.decoder`."""
-        fields = self.schema
-        if fields is None:
-            if sample is None:
-                raise UsageError("schema must be given: there is no message to take it from, got None")
-            fields = self._first_schema(sample)
-        return ArrowDecoder(self, fields.remove_metadata(), columns)
+        return ArrowDecoder(self, self.fields(sample).remove_metadata(), columns)
 
-    def _first_schema(self, sample: pa.Array) -> pa.Schema:
+    def _inferred(self, sample: pa.Array) -> pa.Schema:
         for value in buffers_of(sample):
             try:
                 found = read_batch(value, self).schema

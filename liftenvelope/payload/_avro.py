@@ -61,9 +61,9 @@ class Avro(PayloadFormat):
             check_bounded(_parsed(schema))
 
     @property
-    def sample_rows(self) -> int:
-        """0: the schema is given."""
-        return 0
+    def identity(self) -> Mapping[str, str]:
+        """Format, prefix, and the full name of the record."""
+        return {**super().identity, "record": str(_parsed(self.schema).get("name", ""))}
 
     def decoder(
         self,

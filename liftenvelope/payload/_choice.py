@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
 
 from liftenvelope._checks import as_choice
 from liftenvelope.errors import UsageTypeError
 from liftenvelope.payload._arrow import ArrowBatches
+from liftenvelope.payload._described import described_format
 from liftenvelope.payload._formats import PayloadFormat
 from liftenvelope.payload._json import Json
 from liftenvelope.payload._msgpack import Msgpack
 
 __all__ = ["PayloadChoice", "as_payload"]
 
-#: Name of a format, or a format with its options; None or "raw" for the bytes as they are.
-PayloadChoice: TypeAlias = "str | PayloadFormat | None"
+#: Name of a format, a format with its options, or a mapping with ``format`` and its options, as in TOML; None
+#: or "raw" for the bytes as they are.
+PayloadChoice: TypeAlias = "str | Mapping[str, Any] | PayloadFormat | None"
 
 _RAW: Final = "raw"
 #: Formats that need no option.
@@ -32,9 +35,13 @@ def as_payload(payload: object) -> PayloadFormat | None:
     """
     if payload is None or isinstance(payload, PayloadFormat):
         return payload
+    if isinstance(payload, Mapping):
+        return described_format(payload)
     if not isinstance(payload, str):
         kind = type(payload).__name__
-        raise UsageTypeError(f"payload must be a name, a format of liftenvelope.payload or None, got {kind}")
+        raise UsageTypeError(
+            f"payload must be a name, a format of liftenvelope.payload, a mapping or None, got {kind}"
+        )
     as_choice("payload", payload, (_RAW, *_NAMED), extra=_described())
     return None if payload == _RAW else _NAMED[payload]()
 

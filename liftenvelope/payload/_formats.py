@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from liftenvelope._checks import require
+from liftenvelope._checks import as_count, require
 from liftenvelope.errors import UsageError, UsageTypeError
 
 if TYPE_CHECKING:
@@ -15,7 +15,15 @@ if TYPE_CHECKING:
 else:
     pa = require("pyarrow", "payload")
 
-__all__ = ["EXTRA", "BadValue", "Decoded", "PayloadDecoder", "PayloadEncoder", "PayloadFormat"]
+__all__ = [
+    "EXTRA",
+    "BadValue",
+    "Decoded",
+    "InferredFormat",
+    "PayloadDecoder",
+    "PayloadEncoder",
+    "PayloadFormat",
+]
 
 #: Column with the fields that the schema does not have.
 EXTRA = "extra"
@@ -97,9 +105,27 @@ class PayloadFormat(ABC):
             raise UsageTypeError(f"prefix must be str, got {type(self.prefix).__name__}")
 
     @property
-    @abstractmethod
     def sample_rows(self) -> int:
-        """Number of first messages that :meth:`decoder` needs to infer the schema; 0 if it is known."""
+        """Number of first messages that :meth:`decoder` needs to infer the schema; 0 if it is given."""
+        return 0
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """Properties that all runs of an archive or a table must share, by name."""
+        return {"format": self.name, "prefix": self.prefix}
+
+    def extending(
+        self,
+        known: pa.Schema,  # noqa: ARG002 - the schema is given
+        sample: pa.Array,  # noqa: ARG002
+    ) -> PayloadFormat:
+        """Return the format for a later run of an archive or a table: known fields keep their types.
+
+        Args:
+            known: Fields of the earlier runs, without the prefix.
+            sample: First values of the range, for a format that infers its schema.
+        """
+        return self
 
     @abstractmethod
     def decoder(
@@ -139,3 +165,50 @@ class PayloadFormat(ABC):
             if not name.startswith(self.prefix):
                 raise UsageError(f"data must have names that begin with {self.prefix!r}, got {name!r}")
         return pa.schema([field.with_name(field.name[len(self.prefix) :]) for field in schema])
+
+
+@dataclass(frozen=True)
+class InferredFormat(PayloadFormat):
+    """Format whose schema is given, or inferred from the first messages.
+
+    Attributes:
+        schema: Fields and their types; None to infer them.
+        sample: Number of first messages from which the schema is inferred.
+        prefix: Text in front of the names of the columns.
+    """
+
+    schema: pa.Schema | None = None
+    _: KW_ONLY
+    sample: int = 1_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        as_count("sample", self.sample, 1, 1_000_000)
+
+    @property
+    def sample_rows(self) -> int:
+        """Number of messages that the schema is inferred from; 0 if it is given."""
+        return self.sample if self.schema is None else 0
+
+    @abstractmethod
+    def _inferred(self, sample: pa.Array) -> pa.Schema:
+        """Return the schema of the values of a sample."""
+
+    def fields(self, sample: pa.Array | None) -> pa.Schema:
+        """Return the schema that is given, or that of a sample.
+
+        Raises:
+            UsageError: There is neither.
+        """
+        if self.schema is not None:
+            return self.schema
+        if sample is None:
+            raise UsageError("schema must be given: there is no message to infer it from, got None")
+        return self._inferred(sample)
+
+    def extending(self, known: pa.Schema, sample: pa.Array) -> PayloadFormat:
+        """Return the format with the known fields, and those that the sample has in addition."""
+        if self.schema is not None:
+            return self
+        added = [field for field in self._inferred(sample) if field.name not in known.names]
+        return replace(self, schema=pa.schema([*known, *added]))

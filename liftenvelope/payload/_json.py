@@ -7,9 +7,9 @@ from collections.abc import Collection
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from liftenvelope._checks import as_choice, as_count
+from liftenvelope._checks import as_choice
 from liftenvelope.errors import UsageError
-from liftenvelope.payload._formats import EXTRA, Decoded, PayloadDecoder, PayloadEncoder, PayloadFormat
+from liftenvelope.payload._formats import EXTRA, Decoded, InferredFormat, PayloadDecoder, PayloadEncoder
 from liftenvelope.payload._inference import infer_schema
 from liftenvelope.payload._json_blocks import BlockParser, object_of
 from liftenvelope.payload._json_text import JsonEncoder
@@ -24,7 +24,7 @@ __all__ = ["Json"]
 
 
 @dataclass(frozen=True)
-class Json(PayloadFormat):
+class Json(InferredFormat):
     """JSON objects, one per message, by pyarrow's JSON reader.
 
     A missing field and ``null`` are null. A value that does not fit its type makes the message bad. Nothing
@@ -49,37 +49,25 @@ class Json(PayloadFormat):
         (BadValue(index=1, reason='no JSON object'),)
     """
 
-    schema: pa.Schema | None = None
     _: KW_ONLY
-    sample: int = 1_000
     unknown: Literal["drop", "keep"] = "drop"
 
     name: ClassVar[str] = "json"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        as_count("sample", self.sample, 1, 1_000_000)
         as_choice("unknown", self.unknown, ("drop", "keep"))
         if self.schema is not None:
             as_schema("schema", self.schema, JSON_TYPES)
-
-    @property
-    def sample_rows(self) -> int:
-        """Number of messages that the schema is inferred from; 0 if the schema is given."""
-        return self.sample if self.schema is None else 0
 
     def decoder(
         self, sample: pa.Array | None = None, *, columns: Collection[str] | None = None
     ) -> PayloadDecoder:
         """Return a decoder; see :meth:`PayloadFormat.decoder`."""
-        fields = self.schema
-        if fields is None:
-            if sample is None:
-                raise UsageError("schema must be given: there is no message to infer it from, got None")
-            fields = infer_schema(
-                [found for found in map(object_of, sample.to_pylist()) if found is not None]
-            )
-        return JsonDecoder(self, fields, columns)
+        return JsonDecoder(self, self.fields(sample), columns)
+
+    def _inferred(self, sample: pa.Array) -> pa.Schema:
+        return infer_schema([found for found in map(object_of, sample.to_pylist()) if found is not None])
 
     def encoder(self, schema: pa.Schema) -> PayloadEncoder:
         """Return an encoder; see :meth:`PayloadFormat.encoder`."""

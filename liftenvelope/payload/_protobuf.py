@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
@@ -72,9 +72,9 @@ class Protobuf(PayloadFormat):
         _fields_of(_class_of(self.message).DESCRIPTOR, ())
 
     @property
-    def sample_rows(self) -> int:
-        """0: the type is given."""
-        return 0
+    def identity(self) -> Mapping[str, str]:
+        """Format, prefix, and the full name of the message."""
+        return {**super().identity, "message": str(_class_of(self.message).DESCRIPTOR.full_name)}
 
     def decoder(
         self,

@@ -26,7 +26,13 @@ from liftenvelope.errors import (
 from liftenvelope.spark._offsets import Offsets, Part, Places
 from liftenvelope.spark._options import SourceOptions
 from liftenvelope.spark._planning import Extents, Span, begin_at, check_named, end_at
-from liftenvelope.spark._schema import BATCH_BYTES, BATCH_ROWS, bulk_columns, spark_batches, spark_schema
+from liftenvelope.spark._schema import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    bulk_columns,
+    spark_batches,
+    spark_schema,
+)
 from liftenvelope.spark.errors import DataLossError, OptionError
 
 __all__ = ["SourceBroker", "read_span"]
@@ -315,7 +321,7 @@ def read_span(options: SourceOptions, span: Span) -> Iterator[Any]:
     with SourceBroker(options) as broker:
         if not broker.await_readable(span):
             return
-        schema = spark_schema(headers=options.headers, envelope=options.envelope)
+        schema = spark_schema(options)
         seen = [0]
         reader = bulk.read(
             options.connection.servers,
@@ -326,6 +332,8 @@ def read_span(options: SourceOptions, span: Span) -> Iterator[Any]:
             stop=span.stop,
             columns=bulk_columns(schema),
             envelope=options.envelope,  # type: ignore[arg-type] # checked with the options
+            payload=options.payload,
+            on_bad=options.on_bad,
             batch_rows=BATCH_ROWS,
             batch_bytes=BATCH_BYTES,
             parallel=1,

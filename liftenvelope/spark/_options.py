@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import check_stream_name
 from liftenvelope.client.cursor_names import check_cursor_id
@@ -17,8 +17,13 @@ from liftenvelope.jetstream.names import check_stream_name as check_jetstream_na
 from liftenvelope.jetstream.subject_filter import SubjectFilter, parse_subjects
 from liftenvelope.spark._connection import CONNECTION_OPTIONS, ConnectionSettings, read_connection
 from liftenvelope.spark._offsets import LATEST, PartitionPlace, Places, check_order, end_places, start_places
+from liftenvelope.spark._payload import bad_option, payload_option
+from liftenvelope.spark._schema import RowOptions
 from liftenvelope.spark._words import Words
 from liftenvelope.spark.errors import OptionError
+
+if TYPE_CHECKING:
+    from liftenvelope.payload import PayloadFormat
 
 __all__ = ["SinkOptions", "SourceOptions", "StreamSelection", "row_options", "sink_options", "source_options"]
 
@@ -38,11 +43,21 @@ _SOURCE: Final = (
     "failOnDataLoss",
     "includeHeaders",
     "envelope",
+    "payload",
+    "onBad",
     *_BATCH_ONLY,
     *_LIMITS,
 )
 _SOURCES: Final = {"liftbridge": ("readISRReplica", "commitCursor"), "jetstream": ("filterSubjects",)}
-_SINK: Final = ("topic", "deliveryGuarantee", "maxInFlight", "includeHeaders")
+_SINK: Final = (
+    "topic",
+    "deliveryGuarantee",
+    "maxInFlight",
+    "includeHeaders",
+    "payload",
+    "packRows",
+    "packBytes",
+)
 _SINKS: Final = {
     "liftbridge": ("ackPolicy", "partitioner"),
     "jetstream": ("subject", "envelope"),
@@ -76,7 +91,7 @@ class StreamSelection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceOptions:
+class SourceOptions(RowOptions):
     """Options of a source.
 
     Attributes:
@@ -92,8 +107,6 @@ class SourceOptions:
         min_partitions: Fewest parts that the ranges are divided into.
         max_records: Most offsets in a part.
         fail_on_data_loss: Fail the query if messages are gone.
-        headers: Include a column with the headers.
-        envelope: ``"none"``, ``"strip"`` or ``"columns"``: see :func:`liftenvelope.bulk.read`.
         cursor: For Liftbridge: id of the cursors that show the progress of the query; None for none.
         subjects: For JetStream: filter of the subjects to read; None for all.
     """
@@ -109,8 +122,6 @@ class SourceOptions:
     min_partitions: int | None
     max_records: int
     fail_on_data_loss: bool
-    headers: bool
-    envelope: str
     cursor: str | None = None
     subjects: SubjectFilter | None = None
 
@@ -129,6 +140,8 @@ class SinkOptions:
         envelope: For JetStream: put rows into envelopes.
         ack_all: For Liftbridge: wait until all in-sync replicas have acked.
         partitioner: For Liftbridge: ``"key"`` or ``"round_robin"``, for rows without a partition.
+        payload: Format into which columns are encoded; None for rows with a column ``value``.
+        packing: Options ``pack_rows`` and ``pack_bytes`` of :func:`liftenvelope.bulk.write` that are given.
     """
 
     connection: ConnectionSettings
@@ -140,6 +153,8 @@ class SinkOptions:
     envelope: bool
     ack_all: bool
     partitioner: str
+    payload: PayloadFormat | None = None
+    packing: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _check_name(format_: str, name: str, option: str) -> str:
@@ -186,6 +201,8 @@ def source_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -
         envelope=_envelope(format_, words),
         cursor=_cursor(format_, words),
         subjects=_subjects(format_, words),
+        payload=payload_option(words),
+        on_bad=bad_option(words),
     )
 
 
@@ -196,14 +213,19 @@ def _source_words(format_: str, given: Mapping[str, Any]) -> Words:
     return Words(given, (*CONNECTION_OPTIONS[format_], *_SOURCE, *_SOURCES[format_], "path"), _OWN)
 
 
-def row_options(format_: str, given: Mapping[str, Any]) -> tuple[bool, str]:
-    """Return the options that a source's columns depend on: ``includeHeaders`` and ``envelope``.
+def row_options(format_: str, given: Mapping[str, Any]) -> RowOptions:
+    """Return the options that a source's columns depend on.
 
     Raises:
         OptionError: An option is unknown, or one of these is malformed.
     """
     words = _source_words(format_, given)
-    return words.truth("includeHeaders", default=False), _envelope(format_, words)
+    return RowOptions(
+        headers=words.truth("includeHeaders", default=False),
+        envelope=_envelope(format_, words),
+        payload=payload_option(words),
+        on_bad=bad_option(words),
+    )
 
 
 def _envelope(format_: str, words: Words) -> str:
@@ -311,7 +333,25 @@ def sink_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -> 
         envelope=format_ == "jetstream" and words.truth("envelope", default=False),
         ack_all=_ack_all(format_, words),
         partitioner="key" if format_ == "jetstream" else words.choice("partitioner", ("key", "round_robin")),
+        payload=_sink_payload(format_, words),
+        packing={
+            option: number
+            for option, name in (("pack_rows", "packRows"), ("pack_bytes", "packBytes"))
+            if (number := words.number(name)) is not None
+        },
     )
+
+
+def _sink_payload(format_: str, words: Words) -> PayloadFormat | None:
+    found = payload_option(words)
+    for name in words.given("packRows", "packBytes"):
+        if found is None or not found.packed:
+            raise OptionError(f"{name} needs payload='arrow'; leave it out")
+    once = words.choice("deliveryGuarantee", ("at-least-once", "effectively-once")) == "effectively-once"
+    if found is not None and once and format_ == "liftbridge":
+        text = "deliveryGuarantee='effectively-once' of Liftbridge compares values"
+        raise OptionError(f"payload: {text}; encode the rows into a column 'value' instead")
+    return found
 
 
 def _once(format_: str, words: Words, *, streaming: bool, topic: str | None) -> bool:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import require
+from liftenvelope.spark._payload import payload_fields, quoted
 from liftenvelope.spark._words import nearest
 from liftenvelope.spark.errors import OptionError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.compute as pc
+
+    from liftenvelope.bulk import OnBad
+    from liftenvelope.payload import PayloadFormat
 else:
     pa = require("pyarrow", "spark")
     pc = require("pyarrow.compute", "spark")
@@ -19,6 +24,7 @@ else:
 __all__ = [
     "BATCH_BYTES",
     "BATCH_ROWS",
+    "RowOptions",
     "bulk_columns",
     "check_sink",
     "header_lists",
@@ -79,19 +85,46 @@ PASSED_OVER: Final = frozenset(
 _OF_OTHERS: Final = {"liftbridge": frozenset({"subject"}), "jetstream": frozenset({"partition"})}
 
 
-def _columns(*, headers: bool, envelope: str) -> list[tuple[str, Any, str]]:
-    extra = _ENVELOPE if envelope == "columns" else ()
-    return [*_COLUMNS, *((_HEADER_COLUMN,) if headers else ()), *extra]
+@dataclass(frozen=True, kw_only=True)
+class RowOptions:
+    """Options that the columns of a source depend on.
+
+    Attributes:
+        headers: Include a column with the headers.
+        envelope: ``"none"``, ``"strip"`` or ``"columns"``: see :func:`liftenvelope.bulk.read`.
+        payload: Format of the values; None for values as they are.
+        on_bad: Policy for messages that do not fit the payload.
+    """
+
+    headers: bool = False
+    envelope: str = "none"
+    payload: PayloadFormat | None = None
+    on_bad: OnBad = "fail"
+
+    def columns(self) -> list[tuple[str, Any, str]]:
+        """Return names, types, and types in DDL.
+
+        Raises:
+            OptionError: Spark can't have the columns of the payload.
+        """
+        extra = _ENVELOPE if self.envelope == "columns" else ()
+        found = [*_COLUMNS, *((_HEADER_COLUMN,) if self.headers else ()), *extra]
+        if self.payload is None:
+            return found
+        own = [column for column in found if column[0] != "value"]
+        # A payload must not have "headers" either: the name stands for those of the messages.
+        typed = payload_fields(self.payload, self.on_bad, ["headers", *(name for name, _, _ in own)])
+        return [*own, *((field.name, field.type, ddl) for field, ddl in typed)]
 
 
-def spark_schema(*, headers: bool = False, envelope: str = "none") -> pa.Schema:
+def spark_schema(options: RowOptions) -> pa.Schema:
     """Return the schema of the batches that a source gives to Spark."""
-    return pa.schema([(name, kind) for name, kind, _ in _columns(headers=headers, envelope=envelope)])
+    return pa.schema([(name, kind) for name, kind, _ in options.columns()])
 
 
-def spark_ddl(*, headers: bool = False, envelope: str = "none") -> str:
+def spark_ddl(options: RowOptions) -> str:
     """Return the schema of :func:`spark_schema` as Spark DDL."""
-    return ", ".join(f"`{name}` {ddl}" for name, _, ddl in _columns(headers=headers, envelope=envelope))
+    return ", ".join(f"{quoted(name)} {ddl}" for name, _, ddl in options.columns())
 
 
 def bulk_columns(schema: pa.Schema) -> list[str]:
@@ -162,7 +195,9 @@ def _array(field: pa.Field, batch: pa.RecordBatch) -> pa.Array:
         return header_lists(column)
     if pa.types.is_dictionary(column.type):
         return column.dictionary_decode().cast(field.type)
-    return column if column.type == field.type else column.cast(field.type)
+    if column.type == field.type:
+        return column
+    return pc.cast(column, options=pc.CastOptions(field.type, allow_time_truncate=True))
 
 
 def _micros(column: pa.Array) -> pa.Array:
@@ -189,6 +224,7 @@ def check_sink(
     topic: str | None,
     subject: str | None = None,
     once: bool = False,
+    encodes: bool = False,
 ) -> None:
     """Check the columns of rows to write.
 
@@ -198,12 +234,14 @@ def check_sink(
         topic: Name of the stream; None to take it from the column ``topic``.
         subject: For JetStream: subject of all rows; None to take it from the column ``subject``.
         once: Each row is stored once. Liftbridge accepts the column ``msgId`` only then.
+        encodes: Columns that a sink does not know are encoded into the value.
 
     Raises:
         OptionError: A column is missing, unknown, or of a type that a sink does not accept.
     """
     known = {**_SINK_OF[format_], **(_ID if once else {})}
     found = dict(columns)
+    typed: list[str] = []
     for name, kind in found.items():
         if name in PASSED_OVER or name in _OF_OTHERS[format_]:
             continue
@@ -211,11 +249,17 @@ def check_sink(
             raise OptionError(
                 "column 'msgId' needs deliveryGuarantee='effectively-once' in Liftbridge; drop the column"
             )
+        if encodes and name not in known:
+            typed.append(name)
+            continue
         if name not in known:
             raise OptionError(f"column {name!r} is unknown: {nearest(name, known)}")
         if kind not in known[name]:
             raise OptionError(f"column {name!r} must be {' or '.join(known[name])}, got {kind}")
-    if "value" not in found:
+    if encodes and ("value" in found or not typed):
+        got = "'value', which payload fills" if "value" in found else "no column of the payload"
+        raise OptionError(f"the rows must have columns for the payload, got {got}")
+    if not encodes and "value" not in found:
         raise OptionError(f"the rows must have a column 'value', got {', '.join(found) or 'no columns'}")
     if topic is None and "topic" not in found:
         raise OptionError("the stream is not named: give the option topic, or a column 'topic'")

@@ -247,8 +247,7 @@ class _Streams(DataSource):
 
     def schema(self) -> str:
         """Return the columns of a source."""
-        headers, envelope = row_options(self.format, self.options)
-        return spark_ddl(headers=headers, envelope=envelope)
+        return spark_ddl(row_options(self.format, self.options))
 
     def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002
         """Return the reader of a batch query."""
@@ -273,7 +272,14 @@ class _Streams(DataSource):
     def _sink(self, schema: Any, *, streaming: bool) -> SinkOptions:
         options = sink_options(self.format, self.options, streaming=streaming)
         columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-        check_sink(self.format, columns, topic=options.topic, subject=options.subject, once=options.once)
+        check_sink(
+            self.format,
+            columns,
+            topic=options.topic,
+            subject=options.subject,
+            once=options.once,
+            encodes=options.payload is not None,
+        )
         return options
 
 

@@ -14,6 +14,7 @@ from liftenvelope.bulk.writing import open_client
 from liftenvelope.errors import UsageError
 from liftenvelope.spark._once import OnceWriter
 from liftenvelope.spark._options import SinkOptions
+from liftenvelope.spark._schema import PASSED_OVER
 from liftenvelope.types import AckPolicy
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ _WRITTEN: Final = {
     "liftbridge": ("key", "value", "headers", "partition"),
     "jetstream": ("key", "value", "headers", "subject"),
 }
+#: Columns that a sink knows. With a payload, all others are encoded.
+_KNOWN: Final = PASSED_OVER | {"topic", "msgId", *(name for names in _WRITTEN.values() for name in names)}
 _HEADERS: Final = pa.map_(pa.string(), pa.binary())
 _HEADER_LIST: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 #: Header by which JetStream recognizes a duplicate.
@@ -148,6 +151,8 @@ def _write(
         pa.RecordBatchReader.from_batches(first.schema, _chain(first, rest)),
         max_in_flight=options.max_in_flight,
         access=options.connection.open(),
+        payload=options.payload,
+        **options.packing,
         **special,
     )
     return TaskWritten(done.acked, done.bytes, done.duplicates)
@@ -182,6 +187,8 @@ def _prepared(batch: pa.RecordBatch, options: SinkOptions) -> pa.RecordBatch:
     """Select and convert the columns that bulk writes take."""
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     wanted = {name: columns[name] for name in _WRITTEN[options.connection.format] if name in columns}
+    if options.payload is not None:
+        wanted |= {name: array for name, array in columns.items() if name not in _KNOWN}
     if options.subject is not None:
         wanted.pop("subject", None)
     if not options.headers:

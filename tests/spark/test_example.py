@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from liftenvelope.spark._columns import ENVELOPE_DDL, ENVELOPE_TYPE
-from liftenvelope.spark._schema import spark_ddl, spark_schema
+from liftenvelope.spark._schema import RowOptions, spark_ddl, spark_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,8 +42,10 @@ def test_pipeline(tmp_path: Path) -> None:
 @pytest.mark.parametrize("headers", [False, True])
 @pytest.mark.parametrize("envelope", ["none", "columns"])
 def test_schemas_agree(spark: SparkSession, headers: bool, envelope: str) -> None:
-    read = StructType.fromDDL(spark_ddl(headers=headers, envelope=envelope))
-    assert to_arrow_schema(read, timezone="UTC") == spark_schema(headers=headers, envelope=envelope)
+    read = StructType.fromDDL(spark_ddl(RowOptions(headers=headers, envelope=envelope)))
+    assert to_arrow_schema(read, timezone="UTC") == spark_schema(
+        RowOptions(headers=headers, envelope=envelope)
+    )
 
 
 def test_envelopes_agree(spark: SparkSession) -> None:

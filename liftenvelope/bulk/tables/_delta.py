@@ -17,7 +17,7 @@ from liftenvelope.bulk.tables._partitioning import (
     time_parts,
     with_time_columns,
 )
-from liftenvelope.bulk.tables._state import TableState
+from liftenvelope.bulk.tables._state import RECORD, TableState
 from liftenvelope.bulk.tables._target import ConflictError
 from liftenvelope.errors import UsageError
 
@@ -56,6 +56,7 @@ class DeltaTarget:
         self._path = path
         self._storage = dict(storage_options)
         self._prefix = f"liftenvelope/{stream_id}"
+        self._record = f"{RECORD}{stream_id}"
         self._partitions = partitions
         self._properties = dict(properties)
         self._table: DeltaTable | None = None
@@ -65,14 +66,25 @@ class DeltaTarget:
         self._held: list[pa.RecordBatch] = []
         self._numbers: list[int] = []
 
-    def load(self, schema: pa.Schema, partitions: list[int]) -> TableState:
-        """Load the table anew. Create it, and find the columns that it lacks. See TableTarget.
+    def find(self, partitions: list[int]) -> TableState:
+        """Load the table anew. See TableTarget."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
 
-        The next commit adds the columns.
-        """
         self._numbers = partitions
+        try:
+            self._table = DeltaTable(self._path, storage_options=self._storage or None)
+        except TableNotFoundError:
+            self._table = None
+            return TableState()
+        return self._state()
+
+    def prepare(self, schema: pa.Schema, record: str) -> TableState:
+        """Create the table, or find the columns that it lacks. The next commit adds them. See TableTarget."""
         wanted = table_schema(schema)
-        table = self._open(wanted)
+        if self._table is None:
+            self._table = self._create(wanted)
+        table = self._table
         names = table.metadata().partition_columns
         self._check_partitions(names)
         self._parts = time_parts(names, wanted)
@@ -82,17 +94,21 @@ class DeltaTarget:
         )
         required = {field.name for field in there if not field.nullable} - {one.name for one in self._parts}
         check_required(required, schema)
-        self._table = table
+        if table.metadata().configuration.get(self._record) != record:
+            self._set_record(table, record)
         return self._state()
 
-    def _open(self, schema: pa.Schema) -> DeltaTable:
-        from deltalake import DeltaTable
-        from deltalake.exceptions import TableNotFoundError
+    def _set_record(self, table: DeltaTable, record: str) -> None:
+        """Record the options in a commit of their own: no other call of delta-rs takes such properties.
+
+        A commit of rows onto an older version fails, since the metadata has changed.
+        """
+        from deltalake.exceptions import CommitFailedError
 
         try:
-            return DeltaTable(self._path, storage_options=self._storage or None)
-        except TableNotFoundError:
-            return self._create(schema)
+            table.alter.set_table_properties({self._record: record}, raise_if_not_exists=False)
+        except CommitFailedError as exc:
+            raise ConflictError(f"{self.title}: another writer changed its properties") from exc
 
     def _create(self, schema: pa.Schema) -> DeltaTable:
         from deltalake import DeltaTable
@@ -127,7 +143,7 @@ class DeltaTarget:
 
     @property
     def _loaded(self) -> DeltaTable:
-        assert self._table is not None, "load() comes first"
+        assert self._table is not None, "find() and prepare() come first"
         return self._table
 
     def _state(self) -> TableState:
@@ -136,7 +152,8 @@ class DeltaTarget:
         created = table.transaction_version(f"{self._prefix}/{_CREATED}")
         found = {number: table.transaction_version(f"{self._prefix}/{number}") for number in self._numbers}
         offsets = {number: offset for number, offset in found.items() if offset is not None}
-        self._known = TableState(created or 0, offsets)
+        record = table.metadata().configuration.get(self._record) or ""
+        self._known = TableState(created or 0, offsets, record)
         return self._known
 
     def stage(self, batches: list[pa.RecordBatch]) -> None:
@@ -188,3 +205,22 @@ class DeltaTarget:
     def discard(self) -> None:
         """Forget the rows."""
         self._held = []
+
+    def maintain(self, *, compact: bool, expire_hours: int | None) -> None:
+        """Compact the table, and vacuum it. See TableTarget."""
+        from deltalake.exceptions import CommitFailedError
+
+        self.find([])
+        table = self._table
+        if table is None:
+            raise UsageError(f"{self.title} must exist: write into it first")
+        try:
+            if compact:
+                table.optimize.compact()
+            if expire_hours is not None:
+                # Not full: files that no version knows may be those of a commit under way.
+                table.vacuum(expire_hours, dry_run=False, enforce_retention_duration=False)
+                table.create_checkpoint()
+                table.cleanup_metadata()
+        except CommitFailedError as exc:
+            raise ConflictError(f"{self.title}: {exc}") from exc

@@ -93,10 +93,10 @@ def iceberg_writer(
     settings = TableSettings(**options)
     if not all(as_full_text("table", table).split(".")) or "." not in table:
         raise UsageError(f"table must be a name with its namespace, such as 'lake.orders', got {table!r}")
-    opened, plan, stream_id = settings.open(source, stream)
+    opened, copy, stream_id = settings.open(source, stream)
     found = patiently(lambda: _catalog(catalog, warehouse), settings.commit_wait)
     target = IcebergTarget(found, table, stream_id, settings.parts, settings.properties or {})
-    return TableWriter(opened, plan, target, settings)
+    return TableWriter(opened, copy, target, settings)
 
 
 def _catalog(catalog: CatalogLike | None, warehouse: str | os.PathLike[str] | None) -> Catalog:
@@ -141,21 +141,17 @@ def to_delta(
     storage_options: Mapping[str, str] | None = None,
     **options: Unpack[TableOptions],
 ) -> TableWritten:
-    """Write what is new in a stream into a Delta table, each message once.
-
-    The table is created if it does not exist. Later calls go on where the table ends: the next offset of each
-    partition is in the same commit as the rows. So each message is in the table once, also if a call is
-    killed, or if several run at the same time.
+    """Write what is new in a stream into a Delta table, each message once, as :func:`to_iceberg` does.
 
     Args:
-        source: As for :func:`liftenvelope.bulk.read`.
-        stream: Name of the stream.
+        source: As for :func:`to_iceberg`.
+        stream: As for :func:`to_iceberg`.
         path: Folder or URL of the table.
         storage_options: Options of the object store for deltalake.
         **options: See :class:`TableOptions`.
 
     Returns:
-        The rows and commits that were added, and where the table stands.
+        As for :func:`to_iceberg`.
 
     Raises:
         LiftEnvelopeError: As for :meth:`TableWriter.catch_up`.
@@ -194,6 +190,6 @@ def delta_writer(
     if not as_full_text("path", place):
         raise UsageError("path must be a folder or a URL, got ''")
     require("deltalake", "delta")
-    opened, plan, stream_id = settings.open(source, stream)
+    opened, copy, stream_id = settings.open(source, stream)
     target = DeltaTarget(place, storage_options or {}, stream_id, settings.parts, settings.properties or {})
-    return TableWriter(opened, plan, target, settings)
+    return TableWriter(opened, copy, target, settings)

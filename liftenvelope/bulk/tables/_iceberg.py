@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from liftenvelope.bulk.errors import TableError
 from liftenvelope.bulk.tables._columns import check_required, convert, merged_schema, table_schema
 from liftenvelope.bulk.tables._partitioning import PartitionBy, check_columns
-from liftenvelope.bulk.tables._state import TableState, dump_states, load_states
+from liftenvelope.bulk.tables._state import RECORD, TableState, dump_states, load_states
 from liftenvelope.bulk.tables._target import ConflictError
 from liftenvelope.errors import UsageError
 
@@ -95,15 +97,22 @@ class IcebergTarget:
         self._spec_id = 0
         self._snapshot_id: int | None = None
 
-    def load(self, schema: pa.Schema, partitions: list[int]) -> TableState:  # noqa: ARG002
-        """Load the table anew. Create it, and add the columns that it lacks. See TableTarget."""
-        from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+    def find(self, partitions: list[int]) -> TableState:  # noqa: ARG002 - one property has all of them
+        """Load the table anew. See TableTarget."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            return self.reload()
+        except NoSuchTableError:
+            self._table = None
+            return TableState()
+
+    def prepare(self, schema: pa.Schema, record: str) -> TableState:  # noqa: ARG002 - each commit has it
+        """Create the table, or add the columns that it lacks. See TableTarget."""
+        from pyiceberg.exceptions import CommitFailedException
 
         wanted = table_schema(schema)
-        try:
-            table = self._catalog.load_table(self._name)
-        except NoSuchTableError:
-            table = self._create(wanted)
+        table = self._create(wanted) if self._table is None else self._table
         self._check_partitions(table)
         there = _arrow_schema(table)
         self._schema = merged_schema(there, wanted)
@@ -153,11 +162,12 @@ class IcebergTarget:
         table = self._loaded
         snapshot = table.metadata.current_snapshot()
         self.version = None if snapshot is None else snapshot.snapshot_id
-        return _states(table.metadata, self.title).get(self._stream_id, TableState())
+        state = _states(table.metadata, self.title).get(self._stream_id, TableState())
+        return replace(state, record=table.properties.get(f"{RECORD}{self._stream_id}", ""))
 
     @property
     def _loaded(self) -> Table:
-        assert self._table is not None, "load() comes first"
+        assert self._table is not None, "find() and prepare() come first"
         return self._table
 
     def stage(self, batches: list[pa.RecordBatch]) -> None:
@@ -188,21 +198,23 @@ class IcebergTarget:
         once = cast("Catalog", _OneCommit(self._catalog))
         table = Table(base.name(), metadata, base.metadata_location, base.io, once, base.config)
         sequence = str(_last_sequence(base.metadata) + 1)
-        self._append(table, states, sequence)
+        self._append(
+            table, {_STREAMS: states, _SEQUENCE: sequence, f"{RECORD}{self._stream_id}": state.record}
+        )
         self._table = Table(
             table.name(), table.metadata, table.metadata_location, table.io, self._catalog, base.config
         )
         self.version = self._snapshot_id
         self._files = []
 
-    def _append(self, table: Table, states: str, sequence: str) -> None:
+    def _append(self, table: Table, properties: dict[str, str]) -> None:
         from pyiceberg.exceptions import CommitFailedException
 
         merges = table.properties.get("commit.manifest-merge.enabled", "false").lower() == "true"
         try:
             with table.transaction() as change:
-                change.set_properties({_STREAMS: states, _SEQUENCE: sequence})
-                update = change.update_snapshot(snapshot_properties={_STREAMS: states})
+                change.set_properties(properties)
+                update = change.update_snapshot(snapshot_properties={_STREAMS: properties[_STREAMS]})
                 with update.merge_append() if merges else update.fast_append() as append:
                     self._snapshot_id = append.snapshot_id
                     for file in self._files:
@@ -224,6 +236,24 @@ class IcebergTarget:
     def discard(self) -> None:
         """Forget the data files. Readers never see them."""
         self._files = []
+
+    def maintain(self, *, compact: bool, expire_hours: int | None) -> None:
+        """Expire snapshots. See TableTarget."""
+        from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+
+        if compact:
+            raise UsageError("compact must be False for Iceberg, got True: pyiceberg has no call for it")
+        try:
+            table = self._catalog.load_table(self._name)
+        except NoSuchTableError as exc:
+            raise UsageError(f"{self.title} must exist: write into it first") from exc
+        if expire_hours is None:
+            return
+        oldest = datetime.now(UTC) - timedelta(hours=expire_hours)
+        try:
+            table.maintenance.expire_snapshots().older_than(oldest).commit()
+        except CommitFailedException as exc:
+            raise ConflictError(f"{self.title}: {exc}") from exc
 
 
 def _arrow_schema(table: Table) -> pa.Schema:

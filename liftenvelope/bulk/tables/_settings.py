@@ -8,7 +8,9 @@ from typing import Final, TypedDict
 
 from liftenvelope._checks import as_count, as_full_text, as_seconds
 from liftenvelope.bulk._batches import OnGap, OnProgress, check_calls
-from liftenvelope.bulk._plan import BatchPlan, OnRetention, make_plan
+from liftenvelope.bulk._copying import CopyPlan, make_copy
+from liftenvelope.bulk._payload_read import OnBad
+from liftenvelope.bulk._plan import OnRetention
 from liftenvelope.bulk._reading import BATCH_BYTES, BATCH_ROWS
 from liftenvelope.bulk._schema import EnvelopeMode
 from liftenvelope.bulk._selection import check_range
@@ -19,6 +21,7 @@ from liftenvelope.bulk.tables._partitioning import PartitionBy, parse_partitions
 from liftenvelope.client.positions import Start
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream.subject_filter import SubjectFilter, parse_subjects
+from liftenvelope.payload import PayloadChoice
 
 __all__ = ["TableOptions", "TableSettings"]
 
@@ -31,12 +34,17 @@ class TableOptions(TypedDict, total=False):
 
     Attributes:
         partitions: As for :func:`liftenvelope.bulk.read`.
-        subjects: As for :func:`liftenvelope.bulk.read`. A table passes the other messages for good: add other
-            subjects of the stream with another ``stream_id``.
+        subjects: As for :func:`liftenvelope.bulk.read`. All calls for a table must be given the same: it
+            passes the other messages for good. Add other subjects with another ``stream_id``.
         start: As for :func:`liftenvelope.bulk.read`. Applies to partitions of which the table has nothing.
         stop: As for :func:`liftenvelope.bulk.read`.
         columns: As for :func:`liftenvelope.bulk.read`.
         envelope: As for :func:`liftenvelope.bulk.read`.
+        payload: As for :func:`liftenvelope.bulk.read`. All calls for a table must be given the same format.
+            Fields keep the types of earlier calls, and new ones become columns.
+        on_bad: As for :func:`liftenvelope.bulk.read`. With ``"column"``, the bad messages are in the table,
+            each once. With ``"fail"``, the messages before the bad one are committed. Dead letters are stored
+            before the commit that passes them; a call that is killed or overtaken may repeat them.
         batch_rows: As for :func:`liftenvelope.bulk.read`.
         batch_bytes: As for :func:`liftenvelope.bulk.read`.
         on_retention: As for :func:`liftenvelope.bulk.read`. Applies if retention removed messages that the
@@ -63,6 +71,8 @@ class TableOptions(TypedDict, total=False):
     stop: Stop
     columns: Iterable[str] | None
     envelope: EnvelopeMode
+    payload: PayloadChoice
+    on_bad: OnBad
     batch_rows: int
     batch_bytes: int
     on_retention: OnRetention
@@ -88,6 +98,8 @@ class TableSettings:
     stop: Stop = None
     columns: Iterable[str] | None = None
     envelope: EnvelopeMode = "none"
+    payload: PayloadChoice = None
+    on_bad: OnBad = "fail"
     batch_rows: int = BATCH_ROWS
     batch_bytes: int = BATCH_BYTES
     on_retention: OnRetention = "raise"
@@ -122,22 +134,26 @@ class TableSettings:
         if not isinstance(self.properties, Mapping | None):
             raise UsageTypeError(f"properties must be a mapping, got {type(self.properties).__name__}")
 
-    def open(self, source: Source, stream: str) -> tuple[RangedStream, BatchPlan, str]:
-        """Return the stream, the plan of its batches, and its id. Sends nothing.
+    def open(self, source: Source, stream: str) -> tuple[RangedStream, CopyPlan, str]:
+        """Return the stream, the plan of its copy, and its id. Sends nothing.
 
         Raises:
             UsageError: An argument is invalid.
         """
         kind = find_target(source, self.access).kind
         opened = open_stream(source, stream, self.access)
-        plan = make_plan(
-            self.columns,
-            self.envelope,
-            self.batch_rows,
-            self.batch_bytes,
-            self.on_retention,
-            unsigned=opened.unsigned,
+        copy = make_copy(
+            source,
+            opened,
+            columns=self.columns,
+            envelope=self.envelope,
+            payload=self.payload,
+            on_bad=self.on_bad,
+            batch_rows=self.batch_rows,
+            batch_bytes=self.batch_bytes,
+            on_retention=self.on_retention,
             subjects=self.wanted,
+            access=self.access,
         )
         name = "jetstream" if kind is ServerKind.NATS else "liftbridge"
-        return opened, plan, self.stream_id or f"{name}/{stream}"
+        return opened, copy, self.stream_id or f"{name}/{stream}"

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from liftenvelope.bulk._copying import CopyRecord
 from liftenvelope.bulk.errors import StreamRecreatedError, TableError
 from liftenvelope.jetstream.api import natural
 
-__all__ = ["TableState", "check_incarnation", "dump_states", "load_states"]
+__all__ = ["RECORD", "TableState", "check_incarnation", "dump_states", "load_states"]
 
+#: Beginning of the table's properties that have the records; the id of the stream follows.
+RECORD: Final = "liftenvelope.record."
 #: Streams that one table may have state of: every commit carries the state of all of them.
 _MOST_STREAMS: Final = 1_000
 
@@ -23,14 +26,36 @@ class TableState:
     Attributes:
         created_ns: Creation time of the stream in ns since 1970; 0 if unknown.
         offsets: Next offset to read, by partition. A partition without messages in the table is missing.
+        record: Record of the options that the stream is written with, as text; empty for none.
     """
 
     created_ns: int = 0
     offsets: Mapping[int, int] = field(default_factory=dict)
+    record: str = ""
 
-    def advanced(self, created_ns: int, offsets: Mapping[int, int]) -> TableState:
+    def advanced(self, created_ns: int, offsets: Mapping[int, int], record: str) -> TableState:
         """Return the state after a commit up to these offsets."""
-        return TableState(created_ns or self.created_ns, {**self.offsets, **offsets})
+        return TableState(created_ns or self.created_ns, {**self.offsets, **offsets}, record)
+
+    def options(self, unrecorded: CopyRecord, title: str) -> CopyRecord | None:
+        """Return the options that the stream is written with; None if the table has nothing of it.
+
+        Args:
+            unrecorded: Options to assume for a table of an older version.
+            title: Name of the table, for errors.
+
+        Raises:
+            TableError: The record is not one of this package.
+        """
+        if not self.offsets:
+            return None
+        if not self.record:
+            return unrecorded
+        try:
+            return CopyRecord.load(self.record)
+        except ValueError as exc:
+            text = f"{title} must have the options of its streams in its properties"
+            raise TableError(f"{text}: write the stream with another stream_id; {exc}") from exc
 
 
 def check_incarnation(stream: str, state: TableState, created_ns: int) -> None:
@@ -57,7 +82,7 @@ def dump_states(states: Mapping[str, TableState]) -> str:
         raise TableError(
             f"a table must have at most {_MOST_STREAMS} streams, got {len(states)}: use another table"
         )
-    found = {
+    found = {  # without the records: every snapshot has a copy of this
         name: {"created": state.created_ns, "next": {str(key): state.offsets[key] for key in state.offsets}}
         for name, state in states.items()
     }

@@ -46,12 +46,20 @@ class TableTarget(Protocol):
     title: str
     version: int | None
 
-    def load(self, schema: pa.Schema, partitions: list[int]) -> TableState:
-        """Load the table anew. Create it, and add the columns that it lacks.
+    def find(self, partitions: list[int]) -> TableState:
+        """Load the table anew, and return the state of the stream in it. Changes nothing.
 
         Args:
-            schema: Arrow schema of the stream.
             partitions: Numbers of the partitions of the stream that are read.
+        """
+        ...
+
+    def prepare(self, schema: pa.Schema, record: str) -> TableState:
+        """Create the table, or add the columns that it lacks, onto the version of the last :meth:`find`.
+
+        Args:
+            schema: Arrow schema of the rows.
+            record: Record of the options that the stream is written with.
 
         Returns:
             The state of the stream in the table.
@@ -71,7 +79,7 @@ class TableTarget(Protocol):
         ...
 
     def try_commit(self, state: TableState) -> None:
-        """Commit the staged rows, and the state after them, onto the version of the last load or reload.
+        """Commit the staged rows, and the state after them, onto the version of the last prepare or reload.
 
         Raises:
             ConflictError: Another commit with offsets of this stream, or of any kind, came first.
@@ -88,6 +96,15 @@ class TableTarget(Protocol):
 
     def discard(self) -> None:
         """Forget the staged rows."""
+        ...
+
+    def maintain(self, *, compact: bool, expire_hours: int | None) -> None:
+        """Merge small files and remove old versions, by the calls of the format's library.
+
+        Raises:
+            UsageError: The library has no such call.
+            ConflictError: Another commit came first.
+        """
         ...
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
+from liftenvelope._checks import as_count
 from liftenvelope._showing import changed_fields, html_fields
 from liftenvelope.bulk._crew import Crew, Piece
 from liftenvelope.bulk._reading import PARALLEL
@@ -21,7 +22,7 @@ from liftenvelope.errors import LiftEnvelopeError, UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from liftenvelope.bulk._plan import BatchPlan
+    from liftenvelope.bulk._copying import CopiedRows, CopyPlan, CopyRows
     from liftenvelope.bulk.sources import RangedStream
     from liftenvelope.bulk.tables._settings import TableSettings
 
@@ -29,6 +30,9 @@ __all__ = ["TableWriter", "TableWritten"]
 
 #: Bytes of rows in memory that are written into one data file, where a commit may have several.
 _FILE_BYTES: Final = 128 * 1024 * 1024
+
+
+_REMEDY: Final = "write it into another table, or with another stream_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +75,10 @@ class TableWriter:
     """
 
     def __init__(
-        self, source: RangedStream, plan: BatchPlan, target: TableTarget, settings: TableSettings
+        self, source: RangedStream, copy: CopyPlan, target: TableTarget, settings: TableSettings
     ) -> None:
         self._source = source
-        self._plan = plan
+        self._copy = copy
         self._target = target
         self._settings = settings
         self._state: TableState | None = None
@@ -97,7 +101,9 @@ class TableWriter:
         A call that fails keeps its commits. The next one goes on after them.
 
         Raises:
-            UsageError: The writer is closed; or an option does not fit the stream or the table.
+            UsageError: The writer is closed; or an option does not fit the stream or the table, such as
+                another payload or other subjects than those of earlier calls.
+            BadPayloadError: A message is bad, with ``on_bad="fail"``. The messages before it are committed.
             StreamRecreatedError: The stream was deleted and created again since the last commit.
             OffsetOutOfRangeError: The stream ends before the offsets in the table.
             RetentionError: Retention removed messages that the table does not have.
@@ -109,7 +115,7 @@ class TableWriter:
         """
         if self._is_closed:
             raise UsageError("the writer must be open, got a closed one: make another one")
-        run = _CatchUp(self._source, self._plan, self._target, self._settings, self._state)
+        run = _CatchUp(self._source, self._copy, self._target, self._settings, self._state)
         try:
             run.run()
         finally:
@@ -117,6 +123,32 @@ class TableWriter:
             self._state = run.state
         offsets = dict(run.state.offsets) if run.state is not None else {}
         return TableWritten(run.rows, run.commits, offsets, self._target.version)
+
+    def maintain(self, *, compact: bool = False, expire_hours: int | None = None) -> None:
+        """Merge small files and remove old versions of the table, by the calls of its library.
+
+        Readers of versions that are removed fail. Writers go on: the offsets stay.
+
+        Args:
+            compact: Merge small files into larger ones. For Delta: pyiceberg has no call for it.
+            expire_hours: Age in hours of versions to remove; None (default) keeps them. Delta's files that
+                only these versions have are removed as well, its log after ``delta.logRetentionDuration``.
+                Iceberg's files stay: pyiceberg removes snapshots alone.
+
+        Raises:
+            UsageError: An argument is invalid, or the table does not exist.
+            TableCommitError: Other writers came first for ``commit_wait`` seconds, or the catalogue or the
+                storage failed.
+            TableError: The table's library refused.
+        """
+        if expire_hours is not None:
+            as_count("expire_hours", expire_hours)
+
+        def work() -> None:
+            with mapped(self._target.title):
+                self._target.maintain(compact=compact, expire_hours=expire_hours)
+
+        patiently(work, self._settings.commit_wait)
 
 
 class _CatchUp:
@@ -131,18 +163,19 @@ class _CatchUp:
     def __init__(
         self,
         source: RangedStream,
-        plan: BatchPlan,
+        copy: CopyPlan,
         target: TableTarget,
         settings: TableSettings,
         state: TableState | None,
     ) -> None:
         self._source = source
-        self._plan = plan
+        self._copy = copy
         self._target = target
         self._settings = settings
         self._is_cached = state is not None
         self.state = state
         self.rows = self.commits = 0
+        self._copied: CopyRows | None = None
         self._created_ns = 0
         #: Where the call ends, by partition. Fixed by its first look at the stream.
         self._stops: dict[int, int] = {}
@@ -171,8 +204,16 @@ class _CatchUp:
 
     def _load(self, numbers: list[int]) -> TableState:
         def load() -> TableState:
-            with mapped(self._target.title):
-                return self._target.load(self._plan.schema, numbers)
+            title = self._target.title
+            with mapped(title):
+                found = self._target.find(numbers)
+                known = found.options(self._copy.unrecorded(), title)
+                self._copy.check(known, title, _REMEDY)
+                spans = self._spans(numbers, found) if self._copy.needs_sample else []
+                if self._copy.needs_sample and not spans:
+                    return found  # the columns are not known yet
+                self._copied = self._copy.rows(self._source, known, lambda: spans)
+                return self._target.prepare(self._copied.schema, self._copied.record.dump())
 
         self.state = patiently(load, self._settings.commit_wait)
         return self.state
@@ -195,7 +236,7 @@ class _CatchUp:
             self._stops.get(partition, options.stop),
             options.on_retention,
             holder="the table has messages",
-            remedy="write it into another table, or with another stream_id",
+            remedy=_REMEDY,
         )
         self._stops.setdefault(partition, span.stop)
         return span
@@ -204,7 +245,7 @@ class _CatchUp:
         self._at = {span.partition: span.start for span in spans}
         self._drop()
         self._source.filter_by(self._settings.wanted, whole=self._settings.on_gap is not None)
-        jobs = [partial(self._source.read, span, self._plan) for span in spans]
+        jobs = [partial(self._source.read, span, self._copy.plan) for span in spans]
         crew = Crew(jobs, min(len(jobs), PARALLEL), lambda: None)
         try:
             while (piece := self._next(crew)) is not None:
@@ -232,15 +273,35 @@ class _CatchUp:
         if self._settings.on_gap is not None:
             for start, stop in piece.gaps:
                 self._settings.on_gap(Gap(number, start, stop))
-        self._at[number] += piece.offsets
-        self._has_moved = True
+        stop, error = self._at[number] + piece.offsets, None
+        if piece.batch is not None:
+            copied = self._rows_of(piece.batch, stop)
+            stop, error = copied.stop, copied.error
+            for batch in copied.batches:
+                self._hold(batch)
+        self._has_moved |= stop > self._at[number]
+        self._at[number] = stop
         self._passed += piece.offsets
         self._bytes += piece.nbytes
-        if piece.batch is not None:
-            self._hold(piece.batch)
+        if error is not None:
+            self._commit()
+            raise error
         if self._settings.progress is not None:
             rows = self.rows + self._held_rows
-            self._settings.progress(Progress(rows, self._bytes, self._passed, self._total))
+            try:
+                self._settings.progress(Progress(rows, self._bytes, self._passed, self._total))
+            except BaseException:  # the caller ends the call: what is read stays, as in an archive
+                self._commit()
+                raise
+
+    def _rows_of(self, messages: pa.RecordBatch, stop: int) -> CopiedRows:
+        """Return the rows of messages. Commits what is held if their dead letters can't be written."""
+        assert self._copied is not None, "the table is loaded before it is written"
+        try:
+            return self._copied.take(messages, stop)
+        except LiftEnvelopeError:
+            self._commit()
+            raise
 
     def _hold(self, batch: pa.RecordBatch) -> None:
         if self._due is None:
@@ -272,9 +333,9 @@ class _CatchUp:
         Raises:
             OvertakenError: The table has moved on.
         """
-        if not self._has_moved or self.state is None:
+        if not self._has_moved or self.state is None or self._copied is None:
             return
-        after = self.state.advanced(self._created_ns, self._at)
+        after = self.state.advanced(self._created_ns, self._at, self._copied.record.dump())
         self._stage()
         # The rows may be those of a new stream of the same name.
         check_incarnation(self._source.stream, after, self._source.created())

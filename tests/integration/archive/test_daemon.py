@@ -9,13 +9,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow.dataset as ds
 import pytest
 from aiohttp import ClientSession
+from deltalake import DeltaTable
+from pyiceberg.catalog.sql import SqlCatalog
 
+from liftenvelope import bulk
 from liftenvelope.archive import ArchiveDaemon, read_archive_config
+from liftenvelope.bulk.tables import _iceberg
+from liftenvelope.errors import UsageError
 from liftenvelope.testing import NatsServer
 from tests.integration.bulk_streams import jetstream, make_stream, numbered, publish
 
@@ -122,3 +129,114 @@ def test_command_checks_the_file(tmp_path: Path) -> None:
     wrong = command("--config", config_of(tmp_path, "nats://h", "A", more="max_active = 0"), "--check")
     assert wrong.returncode == 2
     assert "max_active must be at least 1, got 0" in " ".join(wrong.stderr.split())
+
+
+TABLES = """
+[archive]
+retry_wait = 0.1
+
+[[pipeline]]
+name = "iceberg"
+source = "{url}"
+stream = "{stream}"
+interval = 0.05
+payload = {{ format = "json", schema = {{ id = "int64" }} }}
+on_bad = "column"
+batch_rows = 20
+[pipeline.target]
+kind = "iceberg"
+table = "db.t"
+warehouse = "{folder}/lake"
+commit_rows = 50
+
+[[pipeline]]
+name = "delta"
+source = "{url}"
+stream = "{stream}"
+interval = 0.05
+payload = "json"
+on_bad = {{ stream = "{stream}-DEAD", subject = "{stream}-DEAD.a" }}
+batch_rows = 20
+[pipeline.target]
+kind = "delta"
+path = "{folder}/delta"
+commit_rows = 50
+[pipeline.maintenance]
+interval = 0.01
+compact = true
+expire_hours = 24
+"""
+
+
+def test_tables_have_each_message_once_after_daemons_are_killed(url: str, name: str, tmp_path: Path) -> None:
+    for stream in (name, f"{name}-DEAD"):
+        make_stream(url, stream)
+    config = tmp_path / "pipeline.toml"
+    config.write_text(TABLES.format(url=url, stream=name, folder=tmp_path))
+    count, bad = 0, 0
+    for _ in range(3):
+        line = [sys.executable, "-m", "liftenvelope", "archive", "--config", str(config)]
+        with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as daemon:
+            assert daemon.stderr is not None
+            items = [b'{"id": %d}' % i if i % 10 else b"bad" for i in range(count, count + 500)]
+            publish(url, [(f"{name}.a", item, None) for item in items])
+            count += len(items)
+            bad += items.count(b"bad")
+            # The daemon is killed while it writes more than it has reported.
+            text = daemon.stderr.readline()
+            publish(url, [(f"{name}.a", b'{"id": %d}' % i, None) for i in range(count, count + 500)])
+            count += 500
+            daemon.kill()
+            assert "wrote" in text, text + daemon.stderr.read()
+    done = command("--config", str(config), "--once")
+    assert done.returncode == 0, done.stderr
+    assert "pipeline delta maintained its table" in done.stderr
+    lake = SqlCatalog("liftenvelope", uri=f"sqlite:///{tmp_path}/lake/catalog.db")
+    iceberg = lake.load_table("db.t").scan().to_arrow().sort_by("offset")
+    assert iceberg["offset"].to_pylist() == list(range(count))
+    assert iceberg["id"].null_count == bad
+    delta = DeltaTable(tmp_path / "delta")
+    found = delta.to_pyarrow_table().sort_by("offset")
+    good = [row["offset"] for row in iceberg.to_pylist() if row["id"] is not None]
+    assert found["offset"].to_pylist() == good
+    assert found["id"].to_pylist() == found["offset"].to_pylist()
+    letters = bulk.read(url, f"{name}-DEAD", columns=["headers"]).read_all()["headers"].to_pylist()
+    assert len({dict(row)["Liftenvelope-Bad-Offset"] for row in letters}) == bad
+
+
+async def test_stop_commits_what_a_run_into_a_table_has_read(url: str, name: str, tmp_path: Path) -> None:
+    await asyncio.to_thread(make_stream, url, name)
+    await asyncio.to_thread(publish, url, numbered(name, 2_000))
+    text = config_of(tmp_path, url, name, target='kind = "delta"\n')
+    Path(text).write_text(Path(text).read_text().replace("interval", "batch_rows = 10\ninterval"))
+    daemon = ArchiveDaemon(read_archive_config(text))
+    (state,) = daemon.states
+    task = asyncio.create_task(daemon.run())
+    await until(lambda: state.pending > 0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await task
+    found = sorted(DeltaTable(tmp_path / name).to_pyarrow_table()["offset"].to_pylist())
+    assert 0 < len(found) < 2_000
+    assert found == list(range(len(found)))
+
+
+def test_iceberg_snapshots_expire_and_writers_go_on(url: str, name: str, tmp_path: Path) -> None:
+    make_stream(url, name)
+    with bulk.iceberg_writer(url, name, "db.t", warehouse=tmp_path) as writer:
+        with pytest.raises(UsageError, match="must exist: write into it first"):
+            writer.maintain(expire_hours=1)
+        with pytest.raises(UsageError, match="pyiceberg has no call for it"):
+            writer.maintain(compact=True)
+        for _ in range(3):
+            publish(url, numbered(name, 5))
+            writer.catch_up()
+        table = SqlCatalog("liftenvelope", uri=f"sqlite:///{tmp_path}/catalog.db").load_table("db.t")
+        writer.maintain(expire_hours=1)
+        assert len(table.refresh().snapshots()) == 3
+        with patch.object(_iceberg, "datetime") as clock:
+            clock.now.return_value = datetime.now(UTC) + timedelta(hours=2)
+            writer.maintain(expire_hours=1)
+        assert len(table.refresh().snapshots()) == 1
+        publish(url, numbered(name, 5))
+        assert writer.catch_up().rows == 5
+    assert sorted(table.refresh().scan().to_arrow()["offset"].to_pylist()) == list(range(20))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator
 from typing import Any
 
+import nats
 import pyarrow as pa
 import pytest
 
 import liftenvelope
 from liftenvelope import bulk
 from liftenvelope.errors import StreamNotFoundError, UsageError
+from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.payload import ArrowBatches, Avro, BadPayloadError, Json, Msgpack, PayloadFormat
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 from tests.integration.bulk_streams import BulkThreads, jetstream, make_stream, offsets
@@ -39,6 +42,29 @@ FIELDS = list(ORDERS.schema.names)
 def server() -> Iterator[NatsServer]:
     with jetstream() as running:
         yield running
+
+
+#: Longest message of the server ``small``, in bytes.
+_SMALL = 4_096
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[NatsServer]:
+    with jetstream(max_payload=_SMALL) as running:
+        yield running
+
+
+def bulk_stream(url: str, name: str) -> str:
+    """Create a stream that allows every mode of a write, and return its name."""
+    subjects = (f"{name}.>",)
+    config = StreamConfig(name=name, subjects=subjects, allow_atomic=True, allow_batched=True)
+
+    async def create() -> None:
+        async with await nats.connect(url) as nc:
+            await JetStream(nc).create_stream(config)
+
+    asyncio.run(create())
+    return name
 
 
 @pytest.fixture
@@ -303,6 +329,27 @@ class TestPacks:
         assert (done.acked, done.duplicates) == (5, 5)
         assert bulk.read(url, stream, payload="arrow").read_all().select(FIELDS).equals(ORDERS)
 
+    @pytest.mark.parametrize(
+        "how", [{}, {"mode": "atomic"}, {"envelope": True}, {"message_id": "m" * 300}, {"mode": "fast"}]
+    )
+    def test_pack_longer_than_the_server_takes_is_divided(
+        self, small: NatsServer, name: str, how: dict[str, Any]
+    ) -> None:
+        stream = bulk_stream(small.url, name)
+        done = write(small.url, stream, ORDERS, payload="arrow", **how)
+        assert done.acked > ORDERS.nbytes // _SMALL
+        options: dict[str, Any] = {"envelope": "strip"} if "envelope" in how else {}
+        found = bulk.read(small.url, stream, payload="arrow", **options).read_all()
+        assert found.select(FIELDS).equals(ORDERS)
+
+    def test_row_longer_than_the_server_takes_is_named(self, small: NatsServer, name: str) -> None:
+        stream = bulk_stream(small.url, name)
+        items = ["a"] * 20 + ["b" * 2 * _SMALL] + ["c"]
+        with pytest.raises(
+            bulk.WriteFailedError, match=r"data: row 20 must have .*: raise max_payload of the server"
+        ):
+            write(small.url, stream, pa.table({"item": items}), payload="arrow", pack_rows=22)
+
     def test_read_starts_at_a_message_and_rows_are_sliced(self, url: str, stream: str) -> None:
         write(url, stream, ORDERS, payload="arrow", pack_rows=1_000)
         done = (1, 399)
@@ -323,7 +370,11 @@ class TestPacks:
     @pytest.mark.parametrize(
         ("data", "how", "fault"),
         [
-            (ORDERS, {"pack_bytes": 100}, "pack_bytes must be at least the size of a row"),
+            (
+                ORDERS,
+                {"pack_bytes": 100},
+                r"data: row 0 must have at most 100 bytes as a message.*: raise pack_bytes",
+            ),
             (ORDERS, {"pack_rows": 0}, "pack_rows must be at least 1"),
             (
                 ORDERS.append_column("key", ORDERS["item"]),

@@ -43,6 +43,7 @@ from liftenvelope.group._rows import SCHEMA
 from liftenvelope.group._topics import JetStreamTopicSource
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.clock import time_since_boot
+from liftenvelope.payload import BadPayloadError
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect
 
@@ -380,6 +381,24 @@ class TestBatches:
         offsets = await play.offsets()
         assert offsets[TopicPartition(play.name, 0)] == 2
         assert offsets[TopicPartition(play.name, 1)] == 1
+
+    async def test_as_typed_columns(self, play: Play) -> None:
+        for value in (b'{"id": 1}', b"oops", b'{"id": 3}'):
+            await play.js.publish(play.subjects[0], value)
+        async with play.consumer("a") as consumer:
+            with pytest.raises(BadPayloadError, match="message 1 is bad"):
+                async for _ in consumer.arrow_batches(max_wait=0.5, payload="json"):
+                    pass
+        async with play.consumer("b") as consumer:  # nothing was processed
+            rows: list[Any] = []
+            async with asyncio.timeout(PATIENCE):
+                async for batch in consumer.arrow_batches(max_wait=0.5, payload="json", on_bad="column"):
+                    rows += zip(batch["id"].to_pylist(), batch["bad_value"].to_pylist(), strict=True)
+                    if len(rows) == 3:
+                        break
+            await consumer.commit()
+        assert rows == [(1, None), (None, b"oops"), (3, None)]
+        assert (await play.offsets())[TopicPartition(play.name, 0)] == 3
 
     async def test_options(self, play: Play) -> None:
         consumer = play.consumer("a")

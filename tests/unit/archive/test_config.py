@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from liftenvelope.archive import read_archive_config
+from liftenvelope.archive.config import Maintenance
+from liftenvelope.bulk import DeadLetter
 from liftenvelope.errors import UsageError
 
 PIPELINE = """
@@ -39,6 +41,65 @@ def test_options_reach_the_function_and_secrets_are_not_shown(tmp_path: Path) ->
     assert config.shown()["pipeline"][0]["target"] == {"kind": "parquet", "path": "archive", "rotate_rows": 7}
 
 
+TABLE = """
+payload = { format = "json", schema = { id = "int64" } }
+on_bad = { stream = "BAD", subject = "bad", source = "nats://me:secret@127.0.0.1:4223" }
+[pipeline.target]
+kind = "delta"
+path = "lake"
+commit_rows = 7
+[pipeline.maintenance]
+compact = true
+expire_hours = 24
+"""
+
+
+def test_table_takes_a_payload_dead_letters_and_maintenance(tmp_path: Path) -> None:
+    config = read_archive_config(write(tmp_path, PIPELINE + TABLE))
+    (pipeline,) = config.pipelines
+    assert pipeline.options["on_bad"] == DeadLetter(
+        stream="BAD", subject="bad", source="nats://me:secret@127.0.0.1:4223"
+    )
+    assert pipeline.options["commit_rows"] == 7
+    assert pipeline.maintenance == Maintenance(interval=3600.0, compact=True, expire_hours=24)
+    shown = config.shown()["pipeline"][0]
+    assert "secret" not in repr(shown)
+    assert shown["maintenance"] == {"interval": 3600.0, "compact": True, "expire_hours": 24}
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('payload = "xml"\n' + TARGET, "orders: payload must be .*, got 'xml'"),
+        (
+            'payload = { format = "json", shema = 1 }\n' + TARGET,
+            "options of json must be some of .*, got 'shema'",
+        ),
+        (
+            'payload = { format = "json", schema = { id = "int" } }\n' + TARGET,
+            "'id' must be a type .*, got 'int'",
+        ),
+        ('payload = { format = "avro" }\n' + TARGET, "options of avro must be complete"),
+        ('on_bad = { streem = "B" }\n' + TARGET, "on_bad streem is unknown: did you mean stream"),
+        (
+            TARGET + "[pipeline.maintenance]\ncompact = true\n",
+            "must be for a table, iceberg or delta, got kind",
+        ),
+        (
+            '[pipeline.target]\nkind = "iceberg"\ntable = "a.b"\n[pipeline.maintenance]\ncompact = true\n',
+            r"\[pipeline.maintenance\] compact must be",
+        ),
+        (
+            '[pipeline.target]\nkind = "delta"\npath = "a"\n[pipeline.maintenance]\nexpire_hours = 0\n',
+            "expire_hours must be at least 1, got 0",
+        ),
+    ],
+)
+def test_errors_of_payloads_and_maintenance_name_the_key(tmp_path: Path, text: str, error: str) -> None:
+    with pytest.raises(UsageError, match=error):
+        read_archive_config(write(tmp_path, PIPELINE + text))
+
+
 def test_source_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "url").write_text("nats://hidden:4222\n")
     text = f'[[pipeline]]\nsource_file = "{tmp_path}/url"\nstream = "A"\n{TARGET}'
@@ -51,7 +112,7 @@ def test_source_from_a_file(tmp_path: Path) -> None:
     [
         ("", r"must have 1 to 1000 tables \[\[pipeline\]\], got 0"),
         ("pipeline = 3", r"tables \[\[pipeline\]\], got int"),
-        ("a = ", "must be TOML in UTF-8"),
+        ("a = ", "must be TOML: "),
         ("[archiv]\n" + PIPELINE + TARGET, "archiv is unknown: did you mean archive?"),
         (
             "[archive]\nmax_active = 0\n" + PIPELINE + TARGET,

@@ -5,15 +5,18 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from liftenvelope.envelope import Message as LiftbridgeMessage
 from liftenvelope.errors import UsageError
 from liftenvelope.group import SourceMessage, TopicPartition
 from liftenvelope.group._rows import SCHEMA, rows_of
+from liftenvelope.group._typed_rows import typed_rows
 from liftenvelope.jetstream import Message
 from liftenvelope.jetstream.message import Recorder
 from liftenvelope.nats.headers import Headers
+from liftenvelope.payload import ArrowBatches, BadPayloadError, Json
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
 SECONDS = 1_700_000_000
@@ -86,3 +89,66 @@ def test_message_without_a_consumers_reply_is_an_error() -> None:
     message = Message("a", "_INBOX.x", b"", None, Recorder())
     with pytest.raises(UsageError, match="must be the reply subject"):
         rows_of([(FIRST, [SourceMessage(0, b"", message)])])
+
+
+JSON = Json(pa.schema({"id": pa.int64()}))
+
+
+def plain(offset: int, value: bytes) -> SourceMessage:
+    return SourceMessage(offset, value, None)
+
+
+def test_payload_replaces_the_value() -> None:
+    good, bad = plain(3, b'{"id": 1}'), plain(4, b"oops")
+    decode = typed_rows(JSON, "column")
+    (batch,) = decode(rows_of([(FIRST, [good, bad])]))
+    batch.validate(full=True)
+    own = [name for name in SCHEMA.names if name != "value"]
+    assert batch.schema.names == [*own, "id", "bad_reason", "bad_value"]
+    assert [(row["offset"], row["id"], row["bad_value"]) for row in batch.to_pylist()] == [
+        (3, 1, None),
+        (4, None, b"oops"),
+    ]
+
+
+def test_rows_before_a_bad_message_come_first() -> None:
+    rows = typed_rows(JSON, "fail")(
+        rows_of([(FIRST, [plain(3, b'{"id": 1}')]), (SECOND, [plain(7, b"oops")])])
+    )
+    found = iter(rows)
+    assert next(found)["id"].to_pylist() == [1]
+    with pytest.raises(BadPayloadError, match=r"orders\[1\]: message 7 is bad: .*on_bad='column'") as caught:
+        next(found)
+    assert (caught.value.stream, caught.value.partition, caught.value.offset) == ("orders", 1, 7)
+
+
+def test_schema_of_the_first_batch_stays() -> None:
+    decode = typed_rows("json", "column")
+    (first,) = decode(rows_of([(FIRST, [plain(0, b'{"id": 1}')])]))
+    (second,) = decode(rows_of([(FIRST, [plain(1, b'{"id": 2, "new": 3}')])]))
+    assert first.schema == second.schema
+    assert second["id"].to_pylist() == [2]
+
+
+def test_message_with_many_rows_becomes_a_batch_of_its_own() -> None:
+    schema = pa.schema({"id": pa.int64()})
+    value = ArrowBatches().encoder(schema).encode(pa.record_batch([pa.array([5, 6])], schema=schema))
+    message = plain(9, value[0].as_py())
+    batches = list(typed_rows("arrow", "fail")(rows_of([(FIRST, [message, message])])))
+    assert [batch.select(["offset", "row", "id"]).to_pylist()[1] for batch in batches] == [
+        {"offset": 9, "row": 1, "id": 6}
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("payload", "on_bad", "text"),
+    [
+        (None, "column", "on_bad must be 'fail' without payload"),
+        ("json", "drop", "on_bad must be"),
+        (Json(pa.schema({"topic": pa.int64()})), "fail", "field 'topic' must not have the name of a column"),
+        (Json(pa.schema({"bad_value": pa.int64()})), "column", "field 'bad_value' must not"),
+    ],
+)
+def test_options_of_payloads_are_checked(payload: Any, on_bad: str, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        typed_rows(payload, on_bad)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from liftenvelope.bulk import DeadLetter
 from liftenvelope.jetstream.subject_filter import SubjectFilter
+from liftenvelope.payload import Json
 from liftenvelope.spark._offsets import EARLIEST, LATEST, PartitionPlace, Places
-from liftenvelope.spark._options import StreamSelection, sink_options, source_options
+from liftenvelope.spark._options import StreamSelection, row_options, sink_options, source_options
+from liftenvelope.spark._schema import check_sink
 from liftenvelope.spark._words import Words, duration
 from liftenvelope.spark.errors import OptionError
 
@@ -355,3 +359,77 @@ def test_no_durations(text: str) -> None:
 @pytest.mark.parametrize(("text", "truth"), [("TRUE", True), ("0", False), (True, True), (False, False)])
 def test_truths(text: object, truth: bool) -> None:
     assert Words({"a": text}, ["a"]).truth("a", default=not truth) is truth
+
+
+SHAPE = '{"format": "json", "schema": {"id": "int64"}}'
+
+
+class TestPayloads:
+    def test_options_can_be_pickled(self) -> None:
+        given = {"payload": SHAPE, "onBad": '{"stream": "BAD", "subject": "bad"}'}
+        options = source_options("jetstream", {**JS, **given}, streaming=True)
+        assert options.payload == Json(pa.schema({"id": pa.int64()}))
+        assert options.on_bad == DeadLetter(stream="BAD", subject="bad")
+        assert pickle.loads(pickle.dumps(options)) == options
+        assert [name for name, _, _ in options.columns()][-1] == "id"
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"payload": "xml"}, "option payload: payload must be .*, got 'xml'"),
+            ({"payload": "{"}, "payload must be a name or a JSON object"),
+            ({"payload": '{"format": "json", "schemas": 1}'}, "options of json must be some of"),
+            ({"payload": SHAPE, "onBad": "drop"}, 'onBad must be "fail", "column"'),
+            ({"payload": SHAPE, "onBad": '{"topic": "x"}'}, "onBad must be .*topic"),
+            ({"onBad": "column"}, "onBad='column' needs payload"),
+        ],
+    )
+    def test_wrong_option_is_named(self, options: dict[str, str], text: str) -> None:
+        with pytest.raises(OptionError, match=text):
+            source_options("jetstream", {**JS, **options}, streaming=True)
+
+    @pytest.mark.parametrize(
+        ("payload", "text"),
+        [
+            ("json", 'must have a schema in Spark, as in {"format": "json"'),
+            ('{"format": "json", "schema": {"Topic": "int64"}}', "field 'Topic' must not have the name"),
+            ('{"format": "json", "schema": {"headers": "int64"}}', "field 'headers' must not have the name"),
+            (
+                '{"format": "json", "schema": {"a": "int64", "A": "int64"}}',
+                "field 'A' must not have the name",
+            ),
+            (
+                '{"format": "arrow", "schema": {"a": {"b": "time64[us]"}}}',
+                "'a.b' must have a type that Spark has",
+            ),
+        ],
+    )
+    def test_columns_that_spark_can_not_have_are_named(self, payload: str, text: str) -> None:
+        options = row_options("jetstream", {**JS, "payload": payload})
+        with pytest.raises(OptionError, match=text):
+            options.columns()
+
+    @pytest.mark.parametrize(
+        ("format_", "options", "text"),
+        [
+            ("jetstream", {"payload": "json", "packRows": "5"}, "packRows needs payload='arrow'"),
+            ("jetstream", {"packBytes": "5"}, "packBytes needs payload='arrow'"),
+            (
+                "liftbridge",
+                {"payload": "json", "deliveryGuarantee": "effectively-once"},
+                "encode the rows into a column 'value' instead",
+            ),
+        ],
+    )
+    def test_sink_refuses_what_it_can_not_do(self, format_: str, options: dict[str, str], text: str) -> None:
+        given = {"servers": OF[format_]["servers"], "topic": "a", **options}
+        with pytest.raises(OptionError, match=text):
+            sink_options(format_, given, streaming=True)
+
+    def test_sink_needs_columns_of_the_payload(self) -> None:
+        for columns in ([("key", "binary")], [("value", "binary"), ("id", "bigint")]):
+            with pytest.raises(OptionError, match="the rows must have columns for the payload, got"):
+                check_sink("jetstream", columns, topic="a", subject="b", encodes=True)
+        check_sink(
+            "jetstream", [("id", "bigint"), ("offset", "bigint")], topic="a", subject="b", encodes=True
+        )

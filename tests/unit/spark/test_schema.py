@@ -18,6 +18,7 @@ from liftenvelope.spark._columns import ENVELOPE_TYPE, decoded_structs, encoded_
 from liftenvelope.spark._schema import (
     BATCH_BYTES,
     BATCH_ROWS,
+    RowOptions,
     bulk_columns,
     check_sink,
     spark_batches,
@@ -30,7 +31,9 @@ from liftenvelope.spark.errors import OptionError
 
 def bulk_batch(rows: int, *, value: bytes = b"v", envelope: str = "none") -> pa.RecordBatch:
     """Return a batch as a bulk read returns it."""
-    schema = make_schema(bulk_columns(spark_schema(headers=True, envelope=envelope)), unsigned=True)
+    schema = make_schema(
+        bulk_columns(spark_schema(RowOptions(headers=True, envelope=envelope))), unsigned=True
+    )
     columns = {
         "key": [None, b"k"] * (rows // 2) + [None] * (rows % 2),
         "value": [value] * rows,
@@ -50,7 +53,7 @@ def bulk_batch(rows: int, *, value: bytes = b"v", envelope: str = "none") -> pa.
 def spark_rows(
     batch: pa.RecordBatch, *, headers: bool = True, envelope: str = "none"
 ) -> list[pa.RecordBatch]:
-    schema = spark_schema(headers=headers, envelope=envelope)
+    schema = spark_schema(RowOptions(headers=headers, envelope=envelope))
     found = list(spark_batches([batch], schema, "orders", 3))
     for one in found:
         one.validate(full=True)
@@ -110,7 +113,7 @@ class TestRows:
         assert found["timestamp_nanos"].to_pylist() == times
 
     def test_what_is_the_same_in_every_row_of_batches_of_any_length(self) -> None:
-        schema = spark_schema()
+        schema = spark_schema(RowOptions())
         lengths = [3, 1, 7, 2]
         found = list(spark_batches([bulk_batch(rows) for rows in lengths], schema, "orders", 3))
         assert [batch.num_rows for batch in found] == lengths
@@ -125,9 +128,9 @@ class TestRows:
     def test_the_text_has_the_same_columns(self) -> None:
         for headers in (False, True):
             for envelope in ("none", "columns"):
-                text = spark_ddl(headers=headers, envelope=envelope)
+                text = spark_ddl(RowOptions(headers=headers, envelope=envelope))
                 names = re.findall(r"`(\w+)`", text)
-                assert names == spark_schema(headers=headers, envelope=envelope).names
+                assert names == spark_schema(RowOptions(headers=headers, envelope=envelope)).names
 
 
 class TestSinks:
@@ -324,6 +327,6 @@ def test_batches_are_made_as_they_are_asked_for() -> None:
             asked.append(i)
             yield bulk_batch(1)
 
-    made = spark_batches(batches(), spark_schema(headers=True), "s", 0)
+    made = spark_batches(batches(), spark_schema(RowOptions(headers=True)), "s", 0)
     next(made)
     assert asked == [0]
