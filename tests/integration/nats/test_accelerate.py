@@ -352,7 +352,7 @@ async def test_flush_comes_after_all_that_was_sent_before(
             await nc.publish(f"{name}.f", b"x")
         await barrier(nc)
         assert len(watch.payloads) == sub.delivered == 20 * round_
-    assert await nc.rtt() > 0
+        assert await nc.rtt() >= 0  # the clock of uvloop has whole milliseconds
 
 
 @pytest.mark.parametrize("size", [32_767, 32_768, 65_536, 1_048_576])
