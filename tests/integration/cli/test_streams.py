@@ -37,7 +37,7 @@ def test_life_of_a_jetstream_stream(nats_url: str, name: str) -> None:
     assert info["config"]["max_age"] == 7 * 86_400 * 10**9
     assert "sequences" in text_of("stream", "info", name, *at)
     assert json_of("stream", "purge", name, "--keep", "2", "--yes", *at) == {"stream": name, "deleted": 3}
-    assert "deleted 1 messages" in text_of("stream", "purge", name, "--seq", "5", "-y", *at)
+    assert "deleted 1 message of" in text_of("stream", "purge", name, "--seq", "5", "-y", *at)
     assert text_of("stream", "rm", name, "--yes", *at) == f"deleted stream {name}\n"
     assert "stream not found" in error_of("stream", "info", name, *at)
     assert "stream not found" in error_of("stream", "rm", name, "--yes", *at)

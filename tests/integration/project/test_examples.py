@@ -229,8 +229,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_commands_and_extras_exist() -> None:
     text = "\n".join(page.read_text("utf-8") for page in PAGES)
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    assert set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE)) <= targets
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE)) <= targets
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert set(re.findall(r"'\.\[([a-z]+)\]'", text)) <= set(project["optional-dependencies"])
 
