@@ -16,16 +16,19 @@ __all__ = ["LATE", "TURNS", "ExpiryTimer"]
 #: data that arrived in the meantime.
 LATE: Final = 0.1
 TURNS: Final = 10
+#: Seconds between these turns, in which the server answers what was sent only when the block ended.
+_PAUSE: Final = 0.02
 #: Maximum number of turns while data arrives. One turn reads up to 256 KiB, so these are the acks of more
-#: messages than may be in flight, and a flood of other data delays no timeout for long.
+#: messages than may be in flight, and a flood of other data delays no timeout for more than two seconds.
 _MOST_TURNS: Final = 100
 
 
 class ExpiryTimer:
     """Calls a function when the earliest deadline of a table has passed.
 
-    While the event loop is blocked, acks wait in the socket. If a timer is late, the loop therefore reads
-    what arrived before any entry expires. Otherwise a message would time out although its ack is there.
+    While the event loop is blocked, messages wait to be sent, and acks wait in the socket. If a timer is late,
+    the loop therefore sends and reads for up to two seconds before any entry expires, and ends when nothing
+    arrives for 0.2 s. Otherwise a message would time out although the server had no time to answer.
 
     Args:
         nc: The connection that receives the acks.
@@ -65,7 +68,7 @@ class ExpiryTimer:
         if now - self.at > LATE and idle_turns and turns:
             before, received = received, int(self._nc.stats["in_msgs"])
             idle_turns = idle_turns - 1 if received == before else TURNS
-            self._handle = loop.call_at(now, self._ring, idle_turns, turns - 1, received)
+            self._handle = loop.call_at(now + _PAUSE, self._ring, idle_turns, turns - 1, received)
             return
         self._expire(now)
         self.rearm()

@@ -55,6 +55,18 @@ async def test_publish_whose_ack_waits_in_the_socket_does_not_time_out(nc: Clien
         await js.delete_stream(name)
 
 
+async def test_publishes_that_were_not_sent_while_the_loop_was_blocked_do_not_time_out(
+    nc: Client, name: str
+) -> None:
+    async with JetStream(nc, timeout=60) as js:
+        await js.create_stream(StreamConfig(name=name, subjects=(name,)))
+        await js.publish(name)
+        futures = [await js.publish_async(name, b"x", timeout=_TIMEOUT) for _ in range(1_000)]
+        time.sleep(_TIMEOUT + 0.5)
+        assert [ack.sequence for ack in await asyncio.gather(*futures)] == list(range(2, 1_002))
+        await js.delete_stream(name)
+
+
 async def test_envelope_whose_ack_waits_in_the_socket_does_not_time_out(nc: Client) -> None:
     async with AckInbox(nc, timeout=60) as inbox:
         future = inbox.expect(timeout=_TIMEOUT)
