@@ -26,9 +26,9 @@ _MOST_TURNS: Final = 100
 class ExpiryTimer:
     """Calls a function when the earliest deadline of a table has passed.
 
-    While the event loop is blocked, messages wait to be sent, and acks wait in the socket. If a timer is late,
-    the loop therefore sends and reads for up to two seconds before any entry expires, and ends when nothing
-    arrives for 0.2 s. Otherwise a message would time out although the server had no time to answer.
+    While the event loop is blocked, messages wait to be sent, and acks wait in the socket. If a timer is
+    late, the loop therefore sends and reads for up to two seconds before any entry expires, and ends when
+    nothing arrives for 0.2 s. Otherwise a message would time out although the server had no time to answer.
 
     Args:
         nc: The connection that receives the acks.
