@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from liftenvelope.bulk.ranges import Range
     from liftenvelope.bulk.sources import RangedStream
     from liftenvelope.jetstream.subject_filter import SubjectFilter
-    from liftenvelope.payload import PayloadChoice, RowDecoder
+    from liftenvelope.payload import PayloadChoice
+    from liftenvelope.payload.row_decoder import RowDecoder
 else:
     from liftenvelope.bulk._schema import pa
 

@@ -13,7 +13,8 @@ from liftenvelope.bulk._dead_letter import DeadLetter, LetterBox
 from liftenvelope.bulk._payload_read import OnBad, PayloadColumns
 from liftenvelope.bulk._schema import make_schema
 from liftenvelope.errors import UsageError
-from liftenvelope.payload import InferredFormat, PayloadChoice, PayloadFormat, RowDecoder, as_payload
+from liftenvelope.payload import InferredFormat, PayloadChoice, PayloadFormat, as_payload
+from liftenvelope.payload.row_decoder import RowDecoder
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,7 +9,8 @@ from liftenvelope._checks import as_choice
 from liftenvelope.bulk._dead_letter import DeadLetter
 from liftenvelope.bulk._schema import COLUMNS, ENVELOPE_COLUMNS, make_schema
 from liftenvelope.errors import UsageError, UsageTypeError
-from liftenvelope.payload import BAD_COLUMNS, ROW, ROW_TYPES, PayloadDecoder, PayloadFormat
+from liftenvelope.payload import PayloadDecoder, PayloadFormat
+from liftenvelope.payload.row_decoder import BAD_COLUMNS, ROW, ROW_TYPES
 
 if TYPE_CHECKING:
     import pyarrow as pa

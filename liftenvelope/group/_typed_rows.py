@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING
 from liftenvelope._checks import as_choice
 from liftenvelope.errors import UsageError
 from liftenvelope.group._rows import SCHEMA
-from liftenvelope.payload import (
-    BAD_COLUMNS,
-    ROW,
-    ROW_TYPES,
-    PayloadChoice,
-    PayloadFormat,
-    RowDecoder,
-    as_payload,
-)
+from liftenvelope.payload import PayloadChoice, PayloadFormat, as_payload
+from liftenvelope.payload.row_decoder import BAD_COLUMNS, ROW, ROW_TYPES, RowDecoder
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,13 +15,9 @@ from liftenvelope.payload._formats import (
 from liftenvelope.payload._json import Json
 from liftenvelope.payload._msgpack import Msgpack
 from liftenvelope.payload._protobuf import Protobuf
-from liftenvelope.payload._row_decoder import BAD_COLUMNS, ROW, ROW_TYPES, RowDecoder
 from liftenvelope.payload.errors import BadPayloadError
 
 __all__ = [
-    "BAD_COLUMNS",
-    "ROW",
-    "ROW_TYPES",
     "ArrowBatches",
     "Avro",
     "BadPayloadError",
@@ -35,7 +31,6 @@ __all__ = [
     "PayloadEncoder",
     "PayloadFormat",
     "Protobuf",
-    "RowDecoder",
     "as_payload",
     "described_text",
 ]
