@@ -194,12 +194,14 @@ class CopyRows:
         """Yield the rows in fewer batches: a row group for each message would make files slow to read."""
         most_rows, most_bytes = self._limits
         held: list[pa.RecordBatch] = []
+        rows = nbytes = 0
         for batch in batches:
             held.append(batch)
-            is_long = sum(one.num_rows for one in held) >= most_rows
-            if is_long or sum(one.nbytes for one in held) >= most_bytes:
+            rows += batch.num_rows
+            nbytes += batch.nbytes
+            if rows >= most_rows or nbytes >= most_bytes:
                 yield from _one(held)
-                held = []
+                held, rows, nbytes = [], 0, 0
         if held:
             yield from _one(held)
 
