@@ -97,14 +97,15 @@ class PayloadPlan:
             sample = take_sample(source, spans, plan, self._kind.sample_rows)
             if is_tail and not len(sample):
                 raise UsageError("payload must have a schema: there is no message to infer it from")
-        kind = self._kind if known is None else self._kind.extending(known, sample)
-        whole = kind.decoder(sample).schema
-        decoder = kind.decoder(sample, columns=self._columns.fields)
+        # From here on the schema is given: the sample is looked at once.
+        kind = self._kind.extending(pa.schema([]) if known is None else known, sample)
+        whole = kind.decoder().schema
+        decoder = kind.decoder(columns=self._columns.fields)
         return RowDecoder(
             self._stream,
             decoder,
             self._columns.schema(decoder, whole.names, unsigned=source.unsigned),
-            kind.fields(sample) if isinstance(kind, InferredFormat) else kind.stripped(whole),
+            kind.fields(None) if isinstance(kind, InferredFormat) else kind.stripped(whole),
             packed=kind.packed,
             keeps_bad=self._columns.on_bad == "column",
             letters=self._letters,
