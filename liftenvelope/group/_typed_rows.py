@@ -9,7 +9,7 @@ from liftenvelope._checks import as_choice
 from liftenvelope.errors import UsageError
 from liftenvelope.group._rows import SCHEMA
 from liftenvelope.payload import PayloadChoice, PayloadFormat, as_payload
-from liftenvelope.payload.row_decoder import BAD_COLUMNS, ROW, ROW_TYPES, RowDecoder
+from liftenvelope.payload.row_decoder import RowDecoder, added_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,17 +63,17 @@ class TypedRows:
 
     def _made(self, sample: pa.Array | None) -> RowDecoder:
         decoder = self._kind.decoder(sample)
-        added = [*((ROW,) if self._kind.packed else ()), *(BAD_COLUMNS if self._keeps_bad else ())]
+        added = added_columns(packed=self._kind.packed, keeps_bad=self._keeps_bad)
         own = [field for field in SCHEMA if field.name != "value"]
+        taken = {field.name for field in (*own, *added)}
         for name in decoder.schema.names:
-            if name in {*added, *SCHEMA.names} - {"value"}:
+            if name in taken:
                 text = f"payload: field {name!r} must not have the name of a column of the batch"
                 raise UsageError(f"{text}: give the format a prefix='...'")
-        extra = [pa.field(name, ROW_TYPES[name]) for name in added]
         return RowDecoder(
             None,
             decoder,
-            pa.schema([*own, *decoder.schema, *extra]),
+            pa.schema([*own, *decoder.schema, *added]),
             self._kind.stripped(decoder.schema),
             packed=self._kind.packed,
             keeps_bad=self._keeps_bad,

@@ -18,7 +18,7 @@ else:
 
     pc = require("pyarrow.compute", "payload")
 
-__all__ = ["BAD_COLUMNS", "ROW", "ROW_TYPES", "RowDecoder"]
+__all__ = ["BAD_COLUMNS", "ROW", "ROW_TYPES", "RowDecoder", "added_columns"]
 
 #: Column with the number of a row in its message.
 ROW: Final = "row"
@@ -26,6 +26,17 @@ ROW: Final = "row"
 BAD_COLUMNS: Final = ("bad_reason", "bad_value")
 #: Types of the columns that a payload adds to its own.
 ROW_TYPES: Final = {ROW: pa.int32(), "bad_reason": pa.string(), "bad_value": pa.binary()}
+
+
+def added_columns(*, packed: bool, keeps_bad: bool) -> list[pa.Field]:
+    """Return the columns that a payload adds to its own.
+
+    Args:
+        packed: True if a value carries any number of rows.
+        keeps_bad: True for columns with the faults and values of bad messages.
+    """
+    names = [*((ROW,) if packed else ()), *(BAD_COLUMNS if keeps_bad else ())]
+    return [pa.field(name, ROW_TYPES[name]) for name in names]
 
 
 class BadMessages(Protocol):

@@ -10,6 +10,7 @@ from liftenvelope._checks import require
 from liftenvelope.bulk import DeadLetter
 from liftenvelope.errors import UsageError
 from liftenvelope.payload import PayloadFormat, as_payload, described_text
+from liftenvelope.payload.row_decoder import added_columns
 from liftenvelope.spark._words import Words
 from liftenvelope.spark.errors import OptionError
 
@@ -22,9 +23,6 @@ else:
 
 __all__ = ["bad_option", "payload_fields", "payload_option", "quoted"]
 
-#: Columns that a payload adds beside its own.
-_ROW: Final = pa.field("row", pa.int32())
-_BAD: Final = (pa.field("bad_reason", pa.string()), pa.field("bad_value", pa.binary()))
 _PLAIN: Final = (
     (pa.types.is_boolean, pa.bool_(), "BOOLEAN"),
     (pa.types.is_int8, pa.int8(), "TINYINT"),
@@ -94,7 +92,7 @@ def payload_fields(kind: PayloadFormat, on_bad: OnBad, others: Iterable[str]) ->
     if kind.sample_rows:
         example = f'{{"format": "{kind.name}", "schema": {{"id": "int64"}}}}'
         raise OptionError(f"payload must have a schema in Spark, as in {example}, got {kind.name!r}")
-    added = [*((_ROW,) if kind.packed else ()), *(_BAD if on_bad == "column" else ())]
+    added = added_columns(packed=kind.packed, keeps_bad=on_bad == "column")
     fields = [*added, *kind.decoder().schema]
     taken = {name.lower() for name in others}
     for field in fields:
