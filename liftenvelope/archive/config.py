@@ -215,12 +215,7 @@ def _pipeline(file: str, number: int, table: Any) -> PipelineConfig:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         text = "must be up to 100 letters, digits, dots, underscores and hyphens"
         raise UsageError(f"{file}: [[pipeline]] number {number}: name {text}, got {name!r:.80}")
-    _check_table(
-        where,
-        table,
-        {"name", "source", "source_file", "stream", "interval", "access", "target", "maintenance"}
-        | _OF_STREAM,
-    )
+    _check_table(where, table, _OF_PIPELINE | _OF_STREAM)
     kind, location, options = _target(where, table.get("target"))
     above = {key: value for key, value in table.items() if key in _OF_STREAM}
     _check_options(where, kind, above)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Generic, TypeVar
 
-__all__ = ["Finding", "FindingStatus", "Rule", "RuleBook", "counted"]
+__all__ = ["NEAR", "Finding", "FindingStatus", "Rule", "RuleBook", "counted"]
 
+#: Share of a limit from which on there is a warning.
+NEAR: Final = 0.9
 _Item = TypeVar("_Item")
 #: Names that a finding lists. The others are only counted.
 _NAMED: Final = 5

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope.cli._findings import Finding, FindingStatus, Rule
+from liftenvelope.cli._findings import NEAR, Finding, FindingStatus, Rule
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream import AccountInfo, AccountTier, ConsumerInfo, StreamInfo
 
 __all__ = ["account_findings", "consumer_rules", "stream_rules"]
 
-#: Share of a limit from which on there is a warning.
-_NEAR: Final = 0.9
 #: Seconds that publishes are retried by default: the default timeout of a publish, retries included.
 _RETRIES: Final = 5.0
 #: Seconds that a reader has at least for its work on a message.
@@ -46,13 +44,13 @@ def _limit_finding(check: str, noun: str, used: int, most: int) -> Finding:
         return Finding(
             status=FindingStatus.OK, check=check, got=f"{used:,}, no limit" if most else "disabled"
         )
-    is_near, is_full = used >= _NEAR * most, used >= most and noun.startswith("bytes")
+    is_near, is_full = used >= NEAR * most, used >= most and noun.startswith("bytes")
     status = FindingStatus.PROBLEM if is_full else FindingStatus.WARNING if is_near else FindingStatus.OK
     return Finding(
         status=status,
         check=check,
         got=f"{used:,} of {most:,} in use or reserved",
-        expected=f"less than {_NEAR:.0%}",
+        expected=f"less than {NEAR:.0%}",
         remedy=f"raise the limit of the account, or delete {noun}" if is_near else "",
     )
 
@@ -99,7 +97,7 @@ def _limit_rules() -> Iterator[Rule[StreamInfo]]:
     yield Rule(
         check="streams near a limit",
         test=_near_limit,
-        expected=f"less than {_NEAR:.0%} of max_msgs and max_bytes",
+        expected=f"less than {NEAR:.0%} of max_msgs and max_bytes",
         remedy="raise the limit by stream edit, if messages that nobody has read yet may be discarded",
     )
     yield Rule(
@@ -122,7 +120,7 @@ def _near_limit(info: StreamInfo) -> str | None:
         ("messages", state.messages, config.max_msgs),
         ("bytes", state.bytes, config.max_bytes),
     ):
-        if most > 0 and used >= _NEAR * most:
+        if most > 0 and used >= NEAR * most:
             then = "new ones are refused" if config.discard == "new" else "old ones are discarded"
             return f"{used:,} of {most:,} {name}, {then}"
     return None

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from liftenvelope.cli._connection_checks import ClockReading, clock_finding, skipped
-from liftenvelope.cli._findings import Finding, FindingStatus, Rule, RuleBook
+from liftenvelope.cli._findings import NEAR, Finding, FindingStatus, Rule, RuleBook
 
 __all__ = [
     "ServerAnswer",
@@ -27,8 +27,6 @@ __all__ = [
 
 #: Largest ``max_payload`` that nats-server recommends, in bytes. It warns above it.
 _MOST_PAYLOAD: Final = 8 << 20
-#: Share of a server's storage from which on there is a warning.
-_NEAR: Final = 0.9
 #: Servers whose clocks are shown.
 _MOST_CLOCKS: Final = 10
 _BUFFERS: Final = (
@@ -143,7 +141,7 @@ def _variable_rules(answers: Sequence[ServerAnswer]) -> Iterator[Rule[Mapping[st
     yield Rule(
         check="servers with full storage",
         test=_near_full,
-        expected=f"less than {_NEAR:.0%} of max_file_store and max_memory_store used or reserved",
+        expected=f"less than {NEAR:.0%} of max_file_store and max_memory_store used or reserved",
         remedy="raise the limits of JetStream in the configuration, or delete streams",
     )
 
@@ -158,7 +156,7 @@ def _near_full(data: Mapping[str, Any]) -> str | None:
     for noun, used, limit in (("disk", "storage", "max_storage"), ("memory", "memory", "max_memory")):
         most = int(config.get(limit, 0))
         now = max(int(stats.get(used, 0)), int(stats.get(f"reserved_{used}", 0)))
-        if most > 0 and now >= _NEAR * most:
+        if most > 0 and now >= NEAR * most:
             return f"{now:,} of {most:,} bytes of {noun}"
     return None
 
