@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from liftenvelope.errors import LiftEnvelopeError
@@ -55,10 +56,9 @@ class LagMeter(Generic[_Lags]):
                 return
             found: _Lags | None = None
             try:
-                if self._core.nc.is_connected:
-                    found = await self._measured()
-            except LiftEnvelopeError:
-                found = None
+                with suppress(LiftEnvelopeError):
+                    if self._core.nc.is_connected:
+                        found = await self._measured()
             finally:
                 self.newest = found  # None also if it took the caller too long
             self._expires = loop.time() + _AGE

@@ -37,7 +37,8 @@ def described_format(description: Mapping[str, Any]) -> PayloadFormat:
     """Return the format of a mapping with the key ``format`` and the options of the format.
 
     A ``schema`` of JSON, msgpack or Arrow is a mapping of names to types: a name of an Arrow type, a list
-    with one type, or a mapping for a struct. Protobuf takes ``file`` and ``message`` in place of ``message``.
+    with one type, or a mapping for a struct. For protobuf, ``file`` is the path of a descriptor set, and
+    ``message`` the full name of the message.
 
     Raises:
         UsageError: A key or a value is invalid.

@@ -26,13 +26,7 @@ from liftenvelope.errors import (
 from liftenvelope.spark._offsets import Offsets, Part, Places
 from liftenvelope.spark._options import SourceOptions
 from liftenvelope.spark._planning import Extents, Span, begin_at, check_named, end_at
-from liftenvelope.spark._schema import (
-    BATCH_BYTES,
-    BATCH_ROWS,
-    bulk_columns,
-    spark_batches,
-    spark_schema,
-)
+from liftenvelope.spark._schema import BATCH_BYTES, BATCH_ROWS, bulk_columns, spark_batches, spark_schema
 from liftenvelope.spark.errors import DataLossError, OptionError
 
 __all__ = ["SourceBroker", "read_span"]
