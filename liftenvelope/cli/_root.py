@@ -2,30 +2,68 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Final
+
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import CompletionItem, get_completion_class
 
 from liftenvelope._version import __version__
-from liftenvelope.cli.archive import archive
-from liftenvelope.cli.bench import bench
-from liftenvelope.cli.consumer import consumer
-from liftenvelope.cli.cursor import cursor
-from liftenvelope.cli.decode import decode
-from liftenvelope.cli.demo import demo
-from liftenvelope.cli.dev import dev
-from liftenvelope.cli.doctor import doctor
-from liftenvelope.cli.group import group
-from liftenvelope.cli.monitor import monitor
-from liftenvelope.cli.publish import publish
-from liftenvelope.cli.read import read
-from liftenvelope.cli.serve import serve
-from liftenvelope.cli.stream import stream
-from liftenvelope.cli.subscribe import subscribe
-from liftenvelope.cli.top import top
-from liftenvelope.cli.write import write
+
+#: Commands of other modules, each with its line in the help. A module is imported when its command is used:
+#: to import all of them takes a second, also at each press of the Tab key.
+_ELSEWHERE: Final = {
+    "archive": "Write streams into tables, each message once, until SIGTERM.",
+    "bench": "Measure publishing and reading on your servers.",
+    "consumer": "List, create, pause and delete consumers (JetStream).",
+    "cursor": "Read and set cursors: positions of readers (Liftbridge).",
+    "decode": "Show the fields of an envelope or an ack.",
+    "demo": "Publish envelopes on NATS to the gateway or a Liftbridge server, and verify every ack.",
+    "dev": "Start NATS, a gateway, the monitor and demo traffic for development, until Ctrl-C.",
+    "doctor": "Check the servers, the connection and settings that lose data; nothing is changed.",
+    "group": "List, describe, reset and delete consumer groups: those over NATS, and Liftbridge's own.",
+    "monitor": "Serve a live page about streams, consumers and groups, until Ctrl-C.",
+    "publish": "Publish a message and show its ack.",
+    "read": "Read STREAM in exact ranges of offsets.",
+    "serve": "Serve the Liftbridge API, with every stream in JetStream.",
+    "stream": "List, create, change and delete streams.",
+    "subscribe": "Show the messages of STREAM as they arrive, until Ctrl-C.",
+    "tail": "Show the messages of STREAM as they arrive, until Ctrl-C.",
+    "top": "Show streams, rates, groups and lag, live in the terminal.",
+    "write": "Publish rows to STREAM in order and wait for all acks.",
+}
+#: Modules of commands with another name.
+_MODULES: Final = {"tail": "subscribe"}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Root(click.Group):
+    """Group that imports the module of a command when the command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *_ELSEWHERE})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        name = _MODULES.get(cmd_name, cmd_name)
+        found: click.Command = getattr(import_module(f"liftenvelope.cli.{name}"), name)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._help_of(ctx, name)) for name in self.list_commands(ctx)])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=self._help_of(ctx, name)) for name in names]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def _help_of(self, ctx: click.Context, name: str) -> str:
+        own = super().get_command(ctx, name)
+        return _ELSEWHERE[name] if own is None else own.get_short_help_str()
+
+
+@click.group(cls=_Root, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="liftenvelope")
 def root() -> None:
     """Durable, keyed, acknowledged messages over NATS."""
@@ -43,23 +81,3 @@ def completion(shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     click.echo(kind(root, {}, "liftenvelope", "_LIFTENVELOPE_COMPLETE").source())
-
-
-root.add_command(stream)
-root.add_command(publish)
-root.add_command(subscribe)
-root.add_command(subscribe, "tail")
-root.add_command(decode)
-root.add_command(consumer)
-root.add_command(cursor)
-root.add_command(group)
-root.add_command(bench)
-root.add_command(demo)
-root.add_command(dev)
-root.add_command(doctor)
-root.add_command(top)
-root.add_command(serve)
-root.add_command(monitor)
-root.add_command(read)
-root.add_command(write)
-root.add_command(archive)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from liftenvelope.cli._root import root
 
@@ -15,7 +20,10 @@ PAGE = (Path(__file__).resolve().parents[3] / "docs" / "command.md").read_text("
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         if isinstance(command, click.Group):
             yield from commands(command, (*path, name))
         else:
@@ -29,6 +37,44 @@ ALL = dict(commands(root))
 def test_command_is_in_the_table(name: str) -> None:
     table = PAGE.split("\n## Commands\n")[1].split("\n## ")[0]
     assert re.search(rf"`{name}[ `]", table)
+
+
+def test_help_says_of_each_command_what_the_command_says() -> None:
+    context = click.Context(root)
+    for name in root.list_commands(context):
+        command = root.get_command(context, name)
+        assert command is not None
+        said = " ".join(CliRunner().invoke(root, ["--help"], terminal_width=200).output.split())
+        assert f" {name} {command.get_short_help_str(200)}" in said
+
+
+@pytest.mark.parametrize("asked", [{"arguments": ["--help"]}, {"completing": "de"}])
+def test_modules_of_commands_are_not_imported_before_they_are_used(asked: dict[str, Any]) -> None:
+    code = """
+import sys
+from liftenvelope.cli._root import root
+try:
+    root.main(prog_name="liftenvelope")
+finally:
+    print(sorted(name for name in sys.modules if name.startswith(("nats", "aiohttp", "liftenvelope.cli."))))
+"""
+    environment = dict(os.environ)
+    if "completing" in asked:
+        environment |= {
+            "COMP_WORDS": f"liftenvelope {asked['completing']}",
+            "COMP_CWORD": "1",
+            "_LIFTENVELOPE_COMPLETE": "bash_complete",
+        }
+    done = subprocess.run(
+        [sys.executable, "-c", code, *asked.get("arguments", ())],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "decode" in done.stdout
+    assert done.stdout.splitlines()[-1] == "['liftenvelope.cli._root']"
 
 
 def test_table_has_no_other_command() -> None:
