@@ -16,7 +16,7 @@ from liftenvelope.bulk._archive_files import ArchiveFile, ArchiveFolder, Rotatio
 from liftenvelope.bulk._archive_layout import Layout, PartitionBy
 from liftenvelope.bulk._archive_places import find_place
 from liftenvelope.bulk._batches import OnGap, OnProgress, check_calls
-from liftenvelope.bulk._copying import CopyRows, check_types, make_copy
+from liftenvelope.bulk._copying import CopiedRows, CopyRows, check_types, make_copy
 from liftenvelope.bulk._crew import Crew, Piece
 from liftenvelope.bulk._payload_read import OnBad
 from liftenvelope.bulk._plan import OnRetention
@@ -295,16 +295,20 @@ class _ArchiveRun:
     def _add(self, partition: int, batch: pa.RecordBatch, end: int) -> None:
         parts = list(self._folder.layout.divide(batch, partition))
         for (below, part), following in zip(parts, [*parts[1:], None], strict=True):
-            copied = self._copied.take(part, end if following is None else _first_offset(following[1]))
-            ends = [*map(_first_offset, copied.batches[1:]), copied.stop]
-            for rows, stop in zip(copied.batches, ends, strict=False):
-                self._put(partition, below, rows, stop)
-            # Messages without rows are covered as well: their dead letters are not written again.
-            if self._at[partition] < copied.stop:
-                self._file(partition, below).extend(copied.stop)
-                self._at[partition] = copied.stop
-            if copied.error is not None:
-                raise copied.error
+            stop = end if following is None else _first_offset(following[1])
+            for copied in self._copied.take(part, stop):
+                self._append(partition, below, copied)
+                if copied.error is not None:
+                    raise copied.error
+
+    def _append(self, partition: int, below: str, copied: CopiedRows) -> None:
+        ends = [*map(_first_offset, copied.batches[1:]), copied.stop]
+        for rows, stop in zip(copied.batches, ends, strict=False):
+            self._put(partition, below, rows, stop)
+        # Messages without rows are covered as well: their dead letters are not written again.
+        if self._at[partition] < copied.stop:
+            self._file(partition, below).extend(copied.stop)
+            self._at[partition] = copied.stop
 
     def _file(self, partition: int, below: str) -> ArchiveFile:
         """Return the open file of a partition, in a folder."""

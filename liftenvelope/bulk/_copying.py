@@ -133,7 +133,7 @@ def _shown_payload(payload: Mapping[str, str] | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CopiedRows:
-    """Rows of a batch of messages, as the copy has them.
+    """Rows of some messages, as the copy has them.
 
     Attributes:
         batches: The rows, with those of a message in one batch.
@@ -170,25 +170,26 @@ class CopyRows:
         self._decoder = decoder
         self._limits = limits
 
-    def take(self, batch: pa.RecordBatch, stop: int) -> CopiedRows:
-        """Return the rows of messages. Dead letters are stored when this returns.
+    def take(self, batch: pa.RecordBatch, stop: int) -> Iterator[CopiedRows]:
+        """Yield the rows of messages, in pieces of a bounded size. The dead letters of each are stored.
 
         Args:
             batch: Messages as read.
             stop: Offset after the last one that the messages cover.
 
         Raises:
-            LiftEnvelopeError: A dead letter could not be written. No message is covered.
+            LiftEnvelopeError: A dead letter could not be written. The messages after the last piece are not
+                covered.
         """
         if self._decoder is None:
-            return CopiedRows([batch], stop)
-        rows: list[pa.RecordBatch] = []
-        error = None
+            yield CopiedRows([batch], stop)
+            return
         try:
-            rows.extend(self._decoder.decode(batch))
+            for reached, rows in self._decoder.pieces(batch):
+                end = stop if reached == batch.num_rows else int(batch["offset"][reached].as_py())
+                yield CopiedRows(list(self._joined(rows)), end)
         except BadPayloadError as exc:
-            error, stop = exc, exc.offset
-        return CopiedRows(list(self._joined(rows)), stop, error)
+            yield CopiedRows([], exc.offset, exc)
 
     def _joined(self, batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows in fewer batches: a row group for each message would make files slow to read."""

@@ -28,6 +28,10 @@ __all__ = ["CONTENT_TYPE", "ArrowBatches"]
 CONTENT_TYPE: Final = "application/vnd.apache.arrow.stream"
 #: Bytes that Arrow aligns buffers to.
 _ALIGNMENT: Final = 8
+#: Decoded bytes at which a decoder stops: rows can take thousands of times the bytes of their messages.
+_ENOUGH_BYTES: Final = 16 * 1024 * 1024
+#: Bytes that each row counts in addition, as its offset and number are columns, too.
+_ROW_BYTES: Final = 16
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ def buffers_of(values: pa.Array) -> Iterator[pa.Buffer]:
     """Yield the bytes of values in place; a scalar's buffer would be a copy."""
     if not len(values):
         return
-    _, ends, data = values.cast(pa.binary()).buffers()
+    values = values.cast(pa.binary())  # with an offset of its own
+    _, ends, data = values.buffers()
     offsets = memoryview(ends).cast("i")[values.offset : values.offset + len(values) + 1]
     for start, stop in itertools.pairwise(offsets):
         yield data.slice(start, stop - start)
@@ -157,12 +162,17 @@ class ArrowDecoder(PayloadDecoder):
         """Decode values; see :meth:`PayloadDecoder.decode`."""
         batches: list[pa.RecordBatch] = []
         bad: list[BadValue] = []
+        nbytes = 0
         for index, value in enumerate(buffers_of(values)):
             try:
-                batches.append(self._chosen(read_batch(value, self._kind)))
+                found = read_batch(value, self._kind)
+                nbytes += found.nbytes + _ROW_BYTES * found.num_rows
+                batches.append(self._chosen(found))
             except ValueError as exc:
                 bad.append(BadValue(index, str(exc)))
                 batches.append(self._nulls(1))
+            if nbytes >= _ENOUGH_BYTES:
+                break
         return Decoded(batches, tuple(bad))
 
     def _chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -47,8 +47,8 @@ class Decoded:
     """Typed columns of an array of values.
 
     Attributes:
-        batches: One batch, whose row *i* is value *i*; from a packed format, one batch for each value. A bad
-            value has one row of nulls.
+        batches: One batch, whose row *i* is value *i*; from a packed format, one batch for each value, of at
+            least one value and not necessarily all. A bad value has one row of nulls.
         bad: Bad values, by index.
     """
 
@@ -67,7 +67,11 @@ class PayloadDecoder(ABC):
 
     @abstractmethod
     def decode(self, values: pa.Array) -> Decoded:
-        """Decode a binary array without nulls. A bad value is reported and never raises."""
+        """Decode a binary array without nulls. A bad value is reported and never raises.
+
+        A decoder of a packed format may stop early, to bound the memory that the rows take. The caller goes
+        on with the values after those that were decoded.
+        """
 
 
 class PayloadEncoder(ABC):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from liftenvelope._checks import require
-from liftenvelope.payload._formats import BadValue, PayloadDecoder
+from liftenvelope.payload._formats import BadValue, Decoded, PayloadDecoder
 from liftenvelope.payload.errors import BadPayloadError
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ ROW: Final = "row"
 BAD_COLUMNS: Final = ("bad_reason", "bad_value")
 #: Types of the columns that a payload adds to its own.
 ROW_TYPES: Final = {ROW: pa.int32(), "bad_reason": pa.string(), "bad_value": pa.binary()}
+#: Most bytes of a piece in the columns that are repeated for each row of a message.
+_MOST_REPEATED: Final = 256 * 1024 * 1024
 
 
 def added_columns(*, packed: bool, keeps_bad: bool) -> list[pa.Field]:
@@ -86,25 +88,44 @@ class RowDecoder:
         self._numbers = pa.array([], pa.int32())
 
     def decode(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a batch.
+        """Yield the rows of a batch; see :meth:`pieces`."""
+        for _, rows in self.pieces(batch):
+            yield from rows
+
+    def pieces(self, batch: pa.RecordBatch) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
+        """Yield the rows of a batch in pieces of a bounded size.
+
+        Each comes with the number of messages up to its end. Their dead letters are stored by then.
 
         Raises:
             BadPayloadError: A message is bad, and neither kept nor stored. The rows before it were yielded.
             LiftEnvelopeError: A dead letter could not be written.
         """
+        reached = 0
+        while reached < batch.num_rows:
+            done, rows, error = self._piece(batch.slice(reached))
+            reached += done
+            yield reached, rows
+            del rows  # before the next ones are decoded
+            if error is not None:
+                raise error
+
+    def _piece(self, batch: pa.RecordBatch) -> tuple[int, list[pa.RecordBatch], BadPayloadError | None]:
+        """Return a number of first messages, their rows, and the error of the message after them."""
         found = self._decoder.decode(batch["value"])
-        bad = list(found.bad)
-        stop = batch.num_rows
+        if self.packed:
+            batch = batch.slice(0, len(found.batches))
+            found = self._bounded(batch, found)
+            batch = batch.slice(0, len(found.batches))
+        bad, stop, error = list(found.bad), batch.num_rows, None
         if bad and not self._keeps_bad:
             if self._letters is None:
-                stop = bad[0].index
+                stop, error = bad[0].index, self._error(batch, bad[0])
             else:
                 picked = batch.take(pa.array([value.index for value in bad], pa.int64()))
                 self._letters.put(picked, [value.reason for value in bad])
         rows = self._unpacked if self.packed else self._flat
-        yield from rows(batch, found.batches, bad, stop)
-        if stop < batch.num_rows:
-            raise self._error(batch, bad[0])
+        return stop, list(rows(batch, found.batches, bad, stop)), error
 
     def _flat(
         self, batch: pa.RecordBatch, typed: Sequence[pa.RecordBatch], bad: list[BadValue], stop: int
@@ -122,11 +143,37 @@ class RowDecoder:
         if out.num_rows:
             yield out
 
+    def _bounded(self, batch: pa.RecordBatch, found: Decoded) -> Decoded:
+        """Return the rows of first messages, as far as their keys and headers may be repeated for each row.
+
+        A message that exceeds the limit alone is bad.
+        """
+        own = batch.select(self._own(batch))
+        parts, bad, total = list(found.batches), {value.index: value for value in found.bad}, 0
+        if sum(part.num_rows for part in parts) * own.nbytes <= _MOST_REPEATED:
+            return found
+        for index, part in enumerate(parts):
+            each = own.slice(index, 1).nbytes
+            nbytes = each * part.num_rows
+            if nbytes > _MOST_REPEATED:
+                text = f"{part.num_rows} rows, each with {each} bytes of other columns"
+                bad[index] = BadValue(index, f"{text}, are more than {_MOST_REPEATED} bytes")
+                nulls = [pa.nulls(1, field.type) for field in part.schema]
+                parts[index], nbytes = pa.RecordBatch.from_arrays(nulls, schema=part.schema), each
+            total += nbytes
+            if index and total > _MOST_REPEATED:
+                return Decoded(parts[:index], [value for at, value in sorted(bad.items()) if at < index])
+        return Decoded(parts, [value for _, value in sorted(bad.items())])
+
+    def _own(self, batch: pa.RecordBatch) -> list[str]:
+        """Return the names of the columns that are not of the payload."""
+        return [name for name in self.schema.names if name in batch.schema.names and name != "value"]
+
     def _unpacked(
         self, batch: pa.RecordBatch, typed: Sequence[pa.RecordBatch], bad: list[BadValue], stop: int
     ) -> Iterator[pa.RecordBatch]:
         reasons = {value.index: value.reason for value in bad}
-        own = [name for name in self.schema.names if name in batch.schema.names and name != "value"]
+        own = self._own(batch)
         for index, part in enumerate(itertools.islice(typed, stop)):
             reason, rows = reasons.get(index), part.num_rows
             if not rows or (reason is not None and not self._keeps_bad):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope._checks import as_count
 from liftenvelope._showing import changed_fields, html_fields
+from liftenvelope.bulk._copying import CopiedRows
 from liftenvelope.bulk._crew import Crew, Piece
 from liftenvelope.bulk._reading import PARALLEL
 from liftenvelope.bulk._selection import plan_onward
@@ -22,7 +23,7 @@ from liftenvelope.errors import LiftEnvelopeError, UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from liftenvelope.bulk._copying import CopiedRows, CopyPlan, CopyRows
+    from liftenvelope.bulk._copying import CopyPlan, CopyRows
     from liftenvelope.bulk.sources import RangedStream
     from liftenvelope.bulk.tables._settings import TableSettings
 
@@ -250,8 +251,6 @@ class _CatchUp:
         try:
             while (piece := self._next(crew)) is not None:
                 self._take(piece)
-                if self._is_full():
-                    self._commit()
             self._commit()
         finally:
             crew.stop()
@@ -273,19 +272,15 @@ class _CatchUp:
         if self._settings.on_gap is not None:
             for start, stop in piece.gaps:
                 self._settings.on_gap(Gap(number, start, stop))
-        stop, error = self._at[number] + piece.offsets, None
-        if piece.batch is not None:
-            copied = self._rows_of(piece.batch, stop)
-            stop, error = copied.stop, copied.error
-            for batch in copied.batches:
-                self._hold(batch)
-        self._has_moved |= stop > self._at[number]
-        self._at[number] = stop
+        stop = self._at[number] + piece.offsets
+        copies = [CopiedRows([], stop)] if piece.batch is None else self._rows_of(piece.batch, stop)
+        for copied in copies:
+            self._add(number, copied)
         self._passed += piece.offsets
         self._bytes += piece.nbytes
-        if error is not None:
-            self._commit()
-            raise error
+        self._report()
+
+    def _report(self) -> None:
         if self._settings.progress is not None:
             rows = self.rows + self._held_rows
             try:
@@ -294,14 +289,25 @@ class _CatchUp:
                 self._commit()
                 raise
 
-    def _rows_of(self, messages: pa.RecordBatch, stop: int) -> CopiedRows:
-        """Return the rows of messages. Commits what is held if their dead letters can't be written."""
+    def _rows_of(self, messages: pa.RecordBatch, stop: int) -> Iterator[CopiedRows]:
+        """Yield the rows of messages. Commits what is held if their dead letters can't be written."""
         assert self._copied is not None, "the table is loaded before it is written"
         try:
-            return self._copied.take(messages, stop)
+            yield from self._copied.take(messages, stop)
         except LiftEnvelopeError:
             self._commit()
             raise
+
+    def _add(self, partition: int, copied: CopiedRows) -> None:
+        for batch in copied.batches:
+            self._hold(batch)
+        self._has_moved |= copied.stop > self._at[partition]
+        self._at[partition] = copied.stop
+        if copied.error is not None:
+            self._commit()
+            raise copied.error
+        if self._is_full():
+            self._commit()
 
     def _hold(self, batch: pa.RecordBatch) -> None:
         if self._due is None:

@@ -17,7 +17,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from liftenvelope import bulk
 from liftenvelope.bulk import _dead_letter
 from liftenvelope.errors import StreamNotFoundError, UsageError
-from liftenvelope.payload import BadPayloadError
+from liftenvelope.payload import BadPayloadError, _arrow
 from liftenvelope.testing import NatsServer
 from tests.integration.bulk_streams import jetstream, make_stream, publish
 
@@ -142,10 +142,15 @@ def test_bad_message_ends_a_run_after_the_rows_before_it(copy: Copy) -> None:
     assert copy.rows("offset", "id") == [(0, 1), (1, 2), (2, None), (3, 4)]
 
 
-def test_dead_letters_are_written_once_by_runs_that_end_well(copy: Copy) -> None:
+def dead_letter(copy: Copy) -> bulk.DeadLetter:
+    """Return dead letters in a stream of their own."""
     dead = f"{copy.stream}-DEAD"
     make_stream(copy.url, dead)
-    letter = bulk.DeadLetter(stream=dead, subject=f"{dead}.a")
+    return bulk.DeadLetter(stream=dead, subject=f"{dead}.a")
+
+
+def test_dead_letters_are_written_once_by_runs_that_end_well(copy: Copy) -> None:
+    letter = dead_letter(copy)
     written: list[int] = []
 
     def write(*arguments: Any, **options: Any) -> bulk.Written:
@@ -162,7 +167,7 @@ def test_dead_letters_are_written_once_by_runs_that_end_well(copy: Copy) -> None
         copy.run(payload=schema, on_bad=letter)
     assert copy.rows("offset", "id") == [(1, 1)]
     assert sum(written) == 4
-    found = bulk.read(copy.url, dead, columns=["value"]).read_all()["value"].to_pylist()
+    found = bulk.read(copy.url, letter.stream, columns=["value"]).read_all()["value"].to_pylist()
     assert found == [b"bad 0", b"bad 2", b"bad 3", b"bad 4"]
 
 
@@ -192,6 +197,27 @@ def test_packed_rows_are_copied_once(copy: Copy) -> None:
     copy.run(**options)
     expected = [(i // 7 if i < 40 else 6, i % 7 if i < 40 else i - 40, i) for i in range(43)]
     assert sorted(copy.rows("offset", "row", "id")) == expected
+
+
+def test_messages_that_are_decoded_piece_by_piece_are_copied_once(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_arrow, "_ENOUGH_BYTES", 300)  # two messages or so
+    options: dict[str, Any] = {"payload": "arrow"}
+    options |= {"rotate_rows": 16} if copy.kind == "parquet" else {"commit_rows": 16}
+    packed(copy, 0, 42)
+    copy.publish(b"bad")
+    packed(copy, 42, 21)
+    before = [(i // 7, i) for i in range(42)]
+    for _ in range(2):
+        with pytest.raises(BadPayloadError, match="message 6 is bad"):
+            copy.run(**options)
+        assert sorted(copy.rows("offset", "id")) == before
+    letter = dead_letter(copy)
+    copy.run(**options, on_bad=letter)
+    assert sorted(copy.rows("offset", "id")) == [*before, *((i // 7 + 1, i) for i in range(42, 63))]
+    found = bulk.read(copy.url, letter.stream, columns=["value"]).read_all()
+    assert found["value"].to_pylist() == [b"bad"]
 
 
 @pytest.mark.parametrize("most", [1, 7, 8, 14, 20])

@@ -61,6 +61,12 @@ def test_messages_anywhere_in_the_array_are_read() -> None:
     assert found.batches[0].equals(ROWS)
 
 
+def test_slice_of_an_array_of_another_type_is_read() -> None:
+    values = pa.array([b"x", message(ROWS.slice(0, 1)), message(ROWS)], pa.large_binary()).slice(1)
+    found = ArrowBatches(ROWS.schema).decoder().decode(values)
+    assert ([batch.num_rows for batch in found.batches], found.bad) == ([1, 3], ())
+
+
 def test_schema_is_that_of_the_first_good_message() -> None:
     decoder = ArrowBatches().decoder(array(b"oops", message(ROWS)))
     assert decoder.schema == ROWS.schema
