@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ class Letters:
     def __init__(self) -> None:
         self.offsets: list[int] = []
 
-    def put(self, rows: pa.RecordBatch, reasons: list[str]) -> None:
+    def put(self, rows: pa.RecordBatch, reasons: Sequence[str]) -> None:
         assert len(reasons) == rows.num_rows
         self.offsets += rows["offset"].to_pylist()
 
