@@ -1,5 +1,6 @@
 """Spark sources and sinks for Liftbridge and JetStream, and envelopes as columns. See docs/spark.md."""
 
+from liftenvelope.spark._lag import PartitionLag, lag
 from liftenvelope.spark._session import recommended_conf, register
 from liftenvelope.spark.errors import BatchChangedError, CheckpointError, DataLossError, OptionError
 
@@ -8,6 +9,8 @@ __all__ = [
     "CheckpointError",
     "DataLossError",
     "OptionError",
+    "PartitionLag",
+    "lag",
     "recommended_conf",
     "register",
 ]

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.streaming import StreamingQuery
 
+from liftenvelope.spark import lag
 from liftenvelope.spark._options import source_options
 from liftenvelope.spark._sources import BatchReader, JetStreamDataSource
 from liftenvelope.testing import NatsServer
@@ -157,17 +158,21 @@ class TestStream:
         stream.write(30)
         frame = stream.follow(spark, startingOffsets="earliest", maxOffsetsPerTrigger=10)
 
-        def ends() -> list[Any]:
+        def progress() -> list[Any]:
             query = frame.writeStream.format("noop").trigger(availableNow=True).start()
             try:
                 assert query.awaitTermination(300)
-                return [json.loads(progress.sources[0].latestOffset) for progress in query.recentProgress]
+                return [*query.recentProgress, query.lastProgress]
             finally:
                 query.stop()
 
-        latest = patiently(ends)
-        assert latest
-        assert all(sum(found["offsets"][stream.name].values()) == 30 for found in latest)
+        *found, last = [lag(one) for one in patiently(progress)]
+        behind = [sum(row.rows for row in rows) for rows in found]
+        assert 0 < behind[0] < 30
+        assert behind == sorted(behind, reverse=True)
+        assert {(row.source, row.stream) for rows in found for row in rows} == {(0, stream.name)}
+        assert sum(row.end for row in last) == 30
+        assert [row.rows for row in last] == [0] * len(last)
 
 
 class TestLoss:
