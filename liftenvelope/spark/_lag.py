@@ -36,7 +36,7 @@ class PartitionLag(NamedTuple):
     rows: int
 
 
-def lag(progress: Mapping[str, Any]) -> list[PartitionLag]:
+def lag(progress: Mapping[str, Any] | None) -> list[PartitionLag]:
     """Return how far a streaming query is behind in each partition, after its last completed batch.
 
     Sources of other packages are left out. A partition that is new since the last batch counts from offset 0.
