@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from liftenvelope.gateway._storage import PartitionState
     from liftenvelope.group.state import GroupState, TopicSpec
 
-__all__ = ["PartitionLag", "group_lags"]
+__all__ = ["GroupLag", "group_lags"]
 
 
-class PartitionLag(NamedTuple):
+class GroupLag(NamedTuple):
     """Lag of a group in a partition.
 
     Attributes:
@@ -53,13 +53,13 @@ class _GroupPosition(NamedTuple):
         cursor: Key of the cursor that holds the position; empty if the group itself does.
     """
 
-    lag: PartitionLag
+    lag: GroupLag
     place: str
     next: int
     cursor: str
 
 
-async def group_lags(core: Core, groups: GroupFace, cursors: CursorService) -> list[PartitionLag]:
+async def group_lags(core: Core, groups: GroupFace, cursors: CursorService) -> list[GroupLag]:
     """Return the lags of the groups that this gateway coordinates, at most ``max_metric_labels``.
 
     Partitions that are a subject of a shared JetStream stream are left out: only a consumer could count their
@@ -100,7 +100,7 @@ def _position(core: Core, state: GroupState, spec: TopicSpec, number: int) -> _G
         place = record.stream_of(number) if record is not None and has_it else ""
     if not place:
         return None
-    lag = PartitionLag(state.name, spec.name, number, 0)
+    lag = GroupLag(state.name, spec.name, number, 0)
     if not state.immediate:
         return _GroupPosition(lag, place, state.offsets.get(TopicPartition(spec.name, number), 0), "")
     try:
@@ -109,5 +109,5 @@ def _position(core: Core, state: GroupState, spec: TopicSpec, number: int) -> _G
         return _GroupPosition(lag, place, 0, "")
 
 
-def _measured(row: _GroupPosition, state: PartitionState, position: int) -> PartitionLag:
+def _measured(row: _GroupPosition, state: PartitionState, position: int) -> GroupLag:
     return row.lag._replace(messages=max(state.newest + 1 - max(position, state.oldest), 0))

@@ -15,7 +15,7 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 if TYPE_CHECKING:
     from liftenvelope.gateway._core import Core
     from liftenvelope.gateway._drops import DropWatch
-    from liftenvelope.gateway._group_lag import PartitionLag
+    from liftenvelope.gateway._group_lag import GroupLag
     from liftenvelope.gateway._groups import GroupFace
     from liftenvelope.gateway._lag import LagMeter, StreamLag
     from liftenvelope.gateway._leading import Leading
@@ -57,7 +57,7 @@ class Running:
     groups: GroupFace
     drops: DropWatch
     ack_lag: LagMeter[dict[str, StreamLag]]
-    group_lag: LagMeter[list[PartitionLag]]
+    group_lag: LagMeter[list[GroupLag]]
     parts: AsyncExitStack
 
     async def drain(self, seconds: float) -> None:
