@@ -7,6 +7,9 @@ message, measured on nats-server 2.15.1 with 100,000 messages of 100 bytes on 20
 They put the crossing point at 40 % of the messages for a filter of one subject, 37 % for one of 10 subjects,
 4 % for one of 1,000 subjects, and at 6 % for two filters of one subject each, 2 % for ten. They come from one
 measurement on a machine with other work, so take them for rough: a wrong choice costs time and no row.
+
+In a stream in memory the server compares one message after the other, about as fast for any filters:
+100,000 messages took 0.05 to 0.23 s for 1 to 50 filters and up to 5,000 subjects, and 0.4 s to read.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from liftenvelope.jetstream.api import natural
+from liftenvelope.jetstream.stream_config import StorageType
 
 if TYPE_CHECKING:
     from liftenvelope.bulk._jetstream_requests import JetStreamRequests
@@ -31,6 +35,8 @@ _READ_BYTE: Final = 0.002
 #: and more for each subject that matches.
 _ONE: Final = (6.0, 0.1)
 _SEVERAL: Final = (20.0, 20.0)
+#: Microseconds to compare a message in memory, whether it matches or not.
+_COMPARE: Final = 1.0
 
 
 class Content(NamedTuple):
@@ -40,11 +46,13 @@ class Content(NamedTuple):
         messages: Number of messages in the stream.
         bytes: Size of these messages.
         subjects: Number of messages on each subject that matches.
+        in_memory: True if the stream is not on disk.
     """
 
     messages: int
     bytes: int
     subjects: dict[str, int]
+    in_memory: bool = False
 
 
 def choose_filters(source: JetStreamRequests, subjects: SubjectFilter) -> tuple[str, ...]:
@@ -79,9 +87,12 @@ def server_pays(filters: int, content: Content) -> bool:
         content: Content of the stream.
     """
     read = _READ + _READ_BYTE * content.bytes / max(content.messages, 1)
+    matching = sum(content.subjects.values())
     base, each = _ONE if filters == 1 else _SEVERAL
-    search = base + each * len(content.subjects)
-    return sum(content.subjects.values()) * (search + read) < content.messages * read
+    search = matching * (base + each * len(content.subjects))
+    if content.in_memory:
+        search = content.messages * _COMPARE
+    return search + matching * read < content.messages * read
 
 
 def ask_content(source: JetStreamRequests, text: str, most: int) -> Content | None:
@@ -111,4 +122,6 @@ def _content(answer: dict[str, Any]) -> tuple[Content, int]:
     """Return one page of the content, and the number of subjects on all pages."""
     state = answer["state"]
     page = {str(name): natural(count) for name, count in (state.get("subjects") or {}).items()}
-    return Content(natural(state["messages"]), natural(state["bytes"]), page), natural(answer.get("total", 0))
+    in_memory = answer["config"].get("storage") == StorageType.MEMORY
+    found = Content(natural(state["messages"]), natural(state["bytes"]), page, in_memory)
+    return found, natural(answer.get("total", 0))

@@ -39,10 +39,21 @@ def test_server_filters_few_messages_of_few_subjects(
     assert server_pays(filters, content(share, subjects)) is pays
 
 
-@given(st.integers(1, 100), st.integers(1, 1_000), st.integers(0, 10**6))
-def test_server_never_gets_a_filter_that_matches_everything(filters: int, subjects: int, size: int) -> None:
+@pytest.mark.parametrize(("share", "pays"), [(0.01, True), (0.1, True), (0.5, True), (0.8, False)])
+@pytest.mark.parametrize(("filters", "subjects"), [(1, 1), (1, 5_000), (2, 2), (10, 10), (50, 5_000)])
+def test_server_filters_most_reads_of_a_stream_in_memory(
+    filters: int, subjects: int, share: float, pays: bool
+) -> None:
+    assert server_pays(filters, content(share, subjects)._replace(in_memory=True)) is pays
+
+
+@given(st.integers(1, 100), st.integers(1, 1_000), st.integers(0, 10**6), st.booleans())
+def test_server_never_gets_a_filter_that_matches_everything(
+    filters: int, subjects: int, size: int, in_memory: bool
+) -> None:
+    whole = 1_000_000 // subjects * subjects
     assert not server_pays(
-        filters, content(1.0, subjects, size=size)._replace(messages=1_000_000 // subjects * subjects)
+        filters, content(1.0, subjects, size=size)._replace(messages=whole, in_memory=in_memory)
     )
 
 
