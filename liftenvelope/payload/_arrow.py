@@ -11,7 +11,7 @@ from liftenvelope._checks import as_choice, as_count
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.payload._formats import BadValue, Decoded, InferredFormat, PayloadDecoder, PayloadEncoder
 from liftenvelope.payload._ipc import claims_of
-from liftenvelope.payload._rows import joined
+from liftenvelope.payload._rows import joined, null_row
 from liftenvelope.payload._types import check_names
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class ArrowDecoder(PayloadDecoder):
                 batches.append(self._chosen(found))
             except ValueError as exc:
                 bad.append(BadValue(index, str(exc)))
-                batches.append(self._nulls(1))
+                batches.append(null_row(self.schema))
             if nbytes >= _ENOUGH_BYTES:
                 break
         return Decoded(batches, tuple(bad))
@@ -193,10 +193,6 @@ class ArrowDecoder(PayloadDecoder):
             arrays.append(array)
         if not arrays:
             return pa.RecordBatch.from_arrays([], schema=self.schema)
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-    def _nulls(self, rows: int) -> pa.RecordBatch:
-        arrays = [pa.nulls(rows, field.type) for field in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 

@@ -10,12 +10,17 @@ if TYPE_CHECKING:
 else:
     from liftenvelope.payload._formats import pa
 
-__all__ = ["bisected", "empty_batch", "joined", "python_rows", "with_nulls"]
+__all__ = ["bisected", "empty_batch", "joined", "null_row", "python_rows", "with_nulls"]
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
     """Return a batch without rows."""
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+def null_row(schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch of one row of nulls."""
+    return pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
 
 
 def joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

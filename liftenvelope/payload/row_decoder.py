@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from liftenvelope._checks import require
 from liftenvelope.payload._formats import BadValue, Decoded, PayloadDecoder
+from liftenvelope.payload._rows import null_row
 from liftenvelope.payload.errors import BadPayloadError
 
 if TYPE_CHECKING:
@@ -106,7 +107,6 @@ class RowDecoder:
             done, rows, error = self._piece(batch.slice(reached))
             reached += done
             yield reached, rows
-            del rows  # before the next ones are decoded
             if error is not None:
                 raise error
 
@@ -114,8 +114,7 @@ class RowDecoder:
         """Return a number of first messages, their rows, and the error of the message after them."""
         found = self._decoder.decode(batch["value"])
         if self.packed:
-            batch = batch.slice(0, len(found.batches))
-            found = self._bounded(batch, found)
+            found = self._bounded(batch.slice(0, len(found.batches)), found)
             batch = batch.slice(0, len(found.batches))
         bad, stop, error = list(found.bad), batch.num_rows, None
         if bad and not self._keeps_bad:
@@ -148,7 +147,9 @@ class RowDecoder:
 
         A message that exceeds the limit alone is bad.
         """
-        own = batch.select(self._own(batch))
+        # Rows share the dictionary of a column, which counts in full in each slice of it.
+        names = [name for name in self._own(batch) if not pa.types.is_dictionary(batch[name].type)]
+        own = batch.select(names)
         parts, bad, total = list(found.batches), {value.index: value for value in found.bad}, 0
         if sum(part.num_rows for part in parts) * own.nbytes <= _MOST_REPEATED:
             return found
@@ -158,8 +159,7 @@ class RowDecoder:
             if nbytes > _MOST_REPEATED:
                 text = f"{part.num_rows} rows, each with {each} bytes of other columns"
                 bad[index] = BadValue(index, f"{text}, are more than {_MOST_REPEATED} bytes")
-                nulls = [pa.nulls(1, field.type) for field in part.schema]
-                parts[index], nbytes = pa.RecordBatch.from_arrays(nulls, schema=part.schema), each
+                parts[index], nbytes = null_row(part.schema), each
             total += nbytes
             if index and total > _MOST_REPEATED:
                 return Decoded(parts[:index], [value for at, value in sorted(bad.items()) if at < index])

@@ -15,6 +15,7 @@ MIB = 1024 * 1024
 MESSAGES = 24
 #: Rows of eight MiB of zeros, which compress to a few KiB.
 ZEROS = pa.record_batch({"a": pa.array([0] * MIB, pa.int64())})
+OF_ZEROS = ArrowBatches(ZEROS.schema, max_rows=2 * MIB)
 
 
 class Letters:
@@ -53,19 +54,14 @@ def row_decoder(
 
 @pytest.fixture(scope="module")
 def large() -> bytes:
-    kind = ArrowBatches(compression="zstd", max_rows=2 * MIB)
-    value: bytes = kind.encoder(ZEROS.schema).encode(ZEROS)[0].as_py()
+    value: bytes = ArrowBatches(compression="zstd").encoder(ZEROS.schema).encode(ZEROS)[0].as_py()
     return value
-
-
-def kind() -> ArrowBatches:
-    return ArrowBatches(ZEROS.schema, max_rows=2 * MIB)
 
 
 def test_memory_is_that_of_a_few_messages(large: bytes) -> None:
     batch = messages([large] * MESSAGES)
     before, most, rows = pa.total_allocated_bytes(), 0, 0
-    for part in row_decoder(kind()).decode(batch):
+    for part in row_decoder(OF_ZEROS).decode(batch):
         most = max(most, pa.total_allocated_bytes() - before)
         rows += part.num_rows
     assert rows == MESSAGES * MIB
@@ -75,7 +71,7 @@ def test_memory_is_that_of_a_few_messages(large: bytes) -> None:
 def test_pieces_go_up_to_the_messages_that_they_cover(large: bytes) -> None:
     found = [
         (reached, sorted(set(pa.Table.from_batches(rows)["offset"].to_pylist())))
-        for reached, rows in row_decoder(kind()).pieces(messages([large] * 5))
+        for reached, rows in row_decoder(OF_ZEROS).pieces(messages([large] * 5))
     ]
     ends = [reached for reached, _ in found]
     assert (ends[-1], len(ends) > 1, ends) == (5, True, sorted(set(ends)))
@@ -87,7 +83,7 @@ def test_bad_message_in_any_piece_ends_the_rows_before_it(large: bytes, at: int)
     values = [large] * 6
     values[at] = b"bad"
     found: list[tuple[int, list[int]]] = []
-    decoder = row_decoder(kind())
+    decoder = row_decoder(OF_ZEROS)
 
     def decode() -> None:
         for reached, rows in decoder.pieces(messages(values)):
@@ -103,7 +99,8 @@ def test_bad_messages_of_all_pieces_become_dead_letters_once(large: bytes) -> No
     letters = Letters()
     values = [b"bad", large, large, large, b"bad", large, b"bad"]
     offsets = [
-        batch["offset"][0].as_py() for batch in row_decoder(kind(), letters=letters).decode(messages(values))
+        batch["offset"][0].as_py()
+        for batch in row_decoder(OF_ZEROS, letters=letters).decode(messages(values))
     ]
     assert (offsets, letters.offsets) == ([101, 102, 103, 105], [100, 104, 106])
 
@@ -129,3 +126,13 @@ def test_pieces_end_before_keys_are_repeated_into_gigabytes() -> None:
     batch = messages([value] * 5, key=pa.array([b"k" * 1000] * 5, pa.binary()))
     ends = [reached for reached, _ in row_decoder(nothing, own=(("key", pa.binary()),)).pieces(batch)]
     assert ends == [1, 2, 3, 4, 5]
+
+
+def test_dictionary_of_many_subjects_is_not_counted_for_each_row() -> None:
+    rows = pa.record_batch({"n": pa.nulls(10_000)})
+    nothing = ArrowBatches(rows.schema)
+    value = nothing.encoder(rows.schema).encode(rows)[0].as_py()
+    subjects = pa.array([f"{number:05}.{'x' * 30}" for number in range(2_000)]).dictionary_encode()
+    batch = messages([value] * 3, subject=subjects.slice(0, 3))
+    decoder = row_decoder(nothing, own=(("subject", subjects.type),))
+    assert sum(part.num_rows for part in decoder.decode(batch)) == 30_000
