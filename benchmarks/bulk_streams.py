@@ -14,11 +14,13 @@ from liftenvelope.jetstream import JetStream, StorageType, StreamConfig
 __all__ = ["make_stream", "rows"]
 
 
-def make_stream(url: str, *, below: bool = False, **config: Any) -> str:
-    """A stream in memory, on the subject of its name or all below it; ``config`` is what else it has."""
+def make_stream(
+    url: str, *, below: bool = False, storage: StorageType = StorageType.MEMORY, **config: Any
+) -> str:
+    """A stream, on the subject of its name or all below it; ``config`` is what else it has."""
     name = f"bench-{uuid4().hex[:8]}"
     subjects = (f"{name}.>",) if below else (name,)
-    wanted = StreamConfig(name=name, subjects=subjects, storage=StorageType.MEMORY, **config)
+    wanted = StreamConfig(name=name, subjects=subjects, storage=storage, **config)
 
     async def make() -> None:
         async with await nats.connect(url) as nc:

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, Final
-from uuid import uuid4
+from typing import Any, Final, NamedTuple
 
 import nats
 import pyarrow as pa
 
 from benchmarks import processor_time
-from benchmarks.bulk_streams import rows
+from benchmarks.bulk_streams import make_stream, rows
 from liftenvelope import bulk
-from liftenvelope.jetstream import JetStream, StreamConfig
+from liftenvelope.jetstream import JetStream, StorageType
 from liftenvelope.testing import NatsServer, run_nats_server
 
 SIZES: Final = (100, 1_000, 10_000, 100_000)
@@ -31,11 +30,10 @@ VOLUME: Final = 200_000_000
 MOST: Final = 500_000
 ROUNDS: Final = 3
 _MB: Final = 1e6
-_HEAD: Final = ("messages", "step", "messages/s", "MB/s", "our processor time", "nats-server's")
+_HEAD: Final = ("messages", "step", "rows/s", "MB/s", "our processor time", "nats-server's")
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """Cost of one step.
 
     Attributes:
@@ -45,12 +43,6 @@ class Cost:
     seconds: float
     ours: float
     servers: float
-
-    def least(self, other: Cost) -> Cost:
-        """Return the least of each figure."""
-        return Cost(
-            min(self.seconds, other.seconds), min(self.ours, other.ours), min(self.servers, other.servers)
-        )
 
 
 @dataclass(frozen=True)
@@ -93,25 +85,19 @@ def measured(server: NatsServer, step: Callable[[], object]) -> Cost:
 
 def costs(server: NatsServer, kind: Kind, rounds: int) -> tuple[Cost, Cost]:
     """Return what it costs to write the messages, and to read them."""
-    found: list[tuple[Cost, Cost]] = []
+    writes, reads = [], []
     for _ in range(rounds):
-        name = f"sizing-{uuid4().hex[:8]}"
-        with_stream(server, name, create=True)
-        writing = measured(
-            server, partial(bulk.write, server.url, name, kind.table, subject=name, **kind.options)
-        )
-        reading = measured(server, partial(read, server, name, kind))
-        with_stream(server, name, create=False)
-        found.append((writing, reading))
-    writes, reads = zip(*found, strict=True)
-    return _least(writes), _least(reads)
+        name = make_stream(server.url, storage=StorageType.FILE)
+        write = partial(bulk.write, server.url, name, kind.table, subject=name, **kind.options)
+        writes.append(measured(server, write))
+        reads.append(measured(server, partial(read, server, name, kind)))
+        asyncio.run(delete(server, name))
+    return least(writes), least(reads)
 
 
-def _least(found: tuple[Cost, ...]) -> Cost:
-    first, *others = found
-    for other in others:
-        first = first.least(other)
-    return first
+def least(found: Sequence[Cost]) -> Cost:
+    """Return the least of each figure."""
+    return Cost(*(min(figures) for figures in zip(*found, strict=True)))
 
 
 def read(server: NatsServer, name: str, kind: Kind) -> None:
@@ -119,18 +105,10 @@ def read(server: NatsServer, name: str, kind: Kind) -> None:
     assert sum(batch.num_rows for batch in bulk.read(server.url, name, **kind.options)) == len(kind.table)
 
 
-def with_stream(server: NatsServer, name: str, *, create: bool) -> None:
-    """Create a stream on disk, or delete it."""
-
-    async def run() -> None:
-        async with await nats.connect(server.url) as nc:
-            js = JetStream(nc)
-            if create:
-                await js.create_stream(StreamConfig(name=name, subjects=(name,)))
-            else:
-                await js.delete_stream(name)
-
-    asyncio.run(run())
+async def delete(server: NatsServer, name: str) -> None:
+    """Delete a stream, so that a run needs no more of the disk than one of them."""
+    async with await nats.connect(server.url) as nc:
+        await JetStream(nc).delete_stream(name)
 
 
 def line(kind: Kind, step: str, cost: Cost) -> str:
