@@ -88,10 +88,11 @@ def server_pays(filters: int, content: Content) -> bool:
     """
     read = _READ + _READ_BYTE * content.bytes / max(content.messages, 1)
     matching = sum(content.subjects.values())
-    base, each = _ONE if filters == 1 else _SEVERAL
-    search = matching * (base + each * len(content.subjects))
     if content.in_memory:
         search = content.messages * _COMPARE
+    else:
+        base, each = _ONE if filters == 1 else _SEVERAL
+        search = matching * (base + each * len(content.subjects))
     return search + matching * read < content.messages * read
 
 
