@@ -48,7 +48,8 @@ def about(error: UsageError, *arguments: str) -> UsageError:
     return error
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return a value for an error message, cut if it is long."""
     try:
         text = repr(value)
     except ValueError:  # by default, Python prints no int of more than 4,300 digits
@@ -63,7 +64,7 @@ def as_signed_seconds(name: str, value: Any) -> float:
         UsageTypeError: The value is not an int or a float, or is a bool.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UsageTypeError(f"{name} must be a number of seconds, got {_shown(value)}")
+        raise UsageTypeError(f"{name} must be a number of seconds, got {shown(value)}")
     return value
 
 
@@ -82,7 +83,7 @@ def as_seconds(name: str, value: Any, *, zero: bool = False) -> float:
     seconds = as_signed_seconds(name, value)
     if not (0 < seconds <= _MOST_SECONDS or (zero and seconds == 0)):
         expected = "a finite number of seconds, 0 or more" if zero else "a positive number of seconds"
-        raise UsageError(f"{name} must be {expected}, got {_shown(value)}")
+        raise UsageError(f"{name} must be {expected}, got {shown(value)}")
     return float(seconds)
 
 
@@ -97,7 +98,7 @@ def as_integer(name: str, value: Any) -> int:
             return int(index(value))
         except TypeError:
             pass
-    raise UsageTypeError(f"{name} must be an integer, got {_shown(value)}")
+    raise UsageTypeError(f"{name} must be an integer, got {shown(value)}")
 
 
 def as_count(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
@@ -115,9 +116,9 @@ def as_count(name: str, value: Any, least: int = 1, most: int | None = None) -> 
     """
     number = as_integer(name, value)
     if number < least:
-        raise UsageError(f"{name} must be at least {least}, got {_shown(number)}")
+        raise UsageError(f"{name} must be at least {least}, got {shown(number)}")
     if most is not None and number > most:
-        raise UsageError(f"{name} must be at most {most}, got {_shown(number)}")
+        raise UsageError(f"{name} must be at most {most}, got {shown(number)}")
     return number
 
 
@@ -161,7 +162,7 @@ def as_text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise UsageTypeError(f"{name} must be str, got {type(value).__name__}")
     if not is_encodable(value):
-        text = f"{name} must not contain a lone surrogate, which UTF-8 cannot encode, got {_shown(value)}"
+        text = f"{name} must not contain a lone surrogate, which UTF-8 cannot encode, got {shown(value)}"
         raise UsageError(text)
     return value if type(value) is str else str.__str__(value)
 
@@ -189,7 +190,7 @@ def _as_int(name: str, value: Any, bits: int) -> int:
     except TypeError:
         raise UsageTypeError(f"{name} must be an integer, got {type(value).__name__}") from None
     if not -(1 << bits - 1) <= number < 1 << bits - 1:
-        raise UsageError(f"{name} must fit in {bits} bits, got {_shown(number)}")
+        raise UsageError(f"{name} must fit in {bits} bits, got {shown(number)}")
     return int(number)
 
 
@@ -217,7 +218,7 @@ def as_choice(name: str, value: _Choice, choices: Iterable[_Choice], *, extra: s
     """
     allowed = tuple(choices)
     if value not in allowed:
-        raise UsageError(f"{name} must be one of {', '.join(map(repr, allowed))}{extra}, got {_shown(value)}")
+        raise UsageError(f"{name} must be one of {', '.join(map(repr, allowed))}{extra}, got {shown(value)}")
     return value
 
 

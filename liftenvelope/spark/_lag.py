@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
+from liftenvelope._checks import shown
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.spark._offsets import Position
 from liftenvelope.spark.errors import CheckpointError
 
 __all__ = ["PartitionLag", "lag"]
-
-#: Characters of a malformed value to show in an error.
-_SHOWN: Final = 200
 
 
 class PartitionLag(NamedTuple):
@@ -61,7 +59,7 @@ def lag(progress: Mapping[str, Any] | None) -> list[PartitionLag]:
         raise UsageTypeError(f"{text}; query.lastProgress is None until a batch is complete")
     sources = progress.get("sources")
     if not isinstance(sources, list | tuple) or not all(isinstance(one, Mapping) for one in sources):
-        raise UsageError(f"progress must have a list of sources, got {_shown(sources)}")
+        raise UsageError(f"progress must have a list of sources, got {shown(sources)}")
     own = [(index, one) for index, one in enumerate(sources) if _is_own(one)]
     if not own:
         raise UsageError("progress must have a source 'liftbridge' or 'jetstream', got none")
@@ -89,7 +87,7 @@ def _position(index: int, name: str, given: Any) -> Position:
         return Position.from_json(_value(given))
     except CheckpointError as exc:
         text = f"progress: {name} of source {index} must be an offset of this version of liftenvelope"
-        raise UsageError(f"{text}, got {_shown(given)}") from exc
+        raise UsageError(f"{text}, got {shown(given)}") from exc
 
 
 def _value(given: Any) -> Any:
@@ -100,8 +98,3 @@ def _value(given: Any) -> Any:
         return json.loads(given)
     except (ValueError, RecursionError):
         return None
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
