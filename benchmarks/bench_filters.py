@@ -24,8 +24,8 @@ SIZE = 100
 SUBJECTS = 100
 
 _BY_SEARCH: Final = (
-    "The server is the limit: it compares each message of the stream with the filters, which takes part of the "
-    "time of reading it."
+    "The server is the limit: it compares each message of the stream with the filters, which takes part of "
+    "the time of reading it."
 )
 _BY_START: Final = (
     "A read connects, counts the messages on each subject and makes its consumer within its time; the other "
