@@ -55,6 +55,34 @@ NATIVE: tuple[tuple[str, ...], ...] = (
     ("_fastbulk",),
     ("__init__",),
 )
+#: Rooms and modules inside a package, the ground first: each imports only from lines above its own.
+ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "gateway": (
+        ("limits", "notify", "toml_file"),
+        ("_protocol",),
+        ("_cluster",),
+        ("_partitions",),
+        ("_clients",),
+        ("_acks",),
+        ("_core",),
+        ("_streams",),
+        ("_readers", "_publishing"),
+        ("_leader", "_calls"),
+        ("_monitoring",),
+        ("_lifecycle",),
+        ("_families",),
+        ("_gateway",),
+        ("metrics",),
+        ("_program",),
+        ("embedded", "http_endpoint"),
+        ("serving",),
+        ("_workers",),
+        ("worker", "supervisor"),
+        ("__init__", "__main__"),
+    ),
+}
+#: Modules that a room may have. A smaller room is not worth a folder, a larger one is two rooms.
+ROOM_SIZES = range(3, 13)
 #: Modules of ``_native`` that other packages may import from. The dispatcher hands out the rest, because
 #: ``from liftenvelope._native.env import ...`` takes the twin even if the extension is loaded.
 SHARED = {"payloads", "protobuf", "values"}
@@ -231,6 +259,30 @@ def inner_violations(module: str, names: Set[str]) -> list[str]:
     ]
 
 
+def place_in(package: str, path: Path) -> str:
+    """The name in ROOMS that a source file of a package stands under."""
+    return path.relative_to(PACKAGE / package).parts[0].removesuffix(".py")
+
+
+def room_violations(package: str, place: str, names: Set[str]) -> list[str]:
+    """Imports inside a package that ROOMS does not allow."""
+    ranks = {name: rank for rank, line in enumerate(ROOMS[package]) for name in line}
+    own = f"liftenvelope.{package}"
+    found = []
+    for name in sorted(names):
+        if name == own or name.startswith(f"{own}."):
+            part = name.removeprefix(own).lstrip(".").partition(".")[0]
+            target = part if part in ranks else "__init__"
+            if target != place and ranks[target] >= ranks[place]:
+                found.append(f"{own}: {place} may not import {name}")
+    return found
+
+
+def is_docstring_alone(path: Path) -> bool:
+    tree = tree_of(path)
+    return ast.get_docstring(tree) is not None and len(tree.body) == 1
+
+
 def module_name(path: Path) -> str:
     """Dotted name of the module of a source file, a stub or a Cython file."""
     if path in CYTHON:
@@ -289,6 +341,30 @@ def test_imports_inside_native_go_up() -> None:
 
     native = [path for path in SOURCES + CYTHON if unit_of(path) == "_native"]
     assert faults_of([path for path in native if path.suffix in (".py", ".pyx")], check) == {}
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_imports_between_rooms_go_up(package: str) -> None:
+    """Imports under ``TYPE_CHECKING`` count as well: they are part of the picture that a reader has."""
+
+    def check(path: Path) -> object:
+        return room_violations(package, place_in(package, path), imports_of(path, types=True))
+
+    sources = [path for path in SOURCES if unit_of(path) == package]
+    assert {place_in(package, path) for path in sources} == {name for line in ROOMS[package] for name in line}
+    assert faults_of(sources, check) == {}
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_room_has_a_few_modules_and_an_init_without_code(package: str) -> None:
+    """Importing one module of a room loads no other module of it."""
+    rooms = sorted(path for path in (PACKAGE / package).glob("_*") if (path / "__init__.py").exists())
+    assert rooms
+    for room in rooms:
+        modules = sorted(path.stem for path in room.glob("*.py") if path.name != "__init__.py")
+        assert len(modules) in ROOM_SIZES, f"{name_of(room)} has {len(modules)} modules"
+        assert [name for name in modules if name.startswith("_")] == []
+        assert is_docstring_alone(room / "__init__.py"), name_of(room)
 
 
 def test_no_import_of_private_module_or_name_of_another_package() -> None:
@@ -412,6 +488,36 @@ class TestTheRules:
     )
     def test_found_inside_native(self, module: str, source: str) -> None:
         assert len(inner_violations(module, imported(ast.parse(source), "liftenvelope._native"))) == 1
+
+    @pytest.mark.parametrize(
+        ("place", "source"),
+        [
+            ("_acks", "from liftenvelope.gateway._core import Core"),
+            ("_acks", "from liftenvelope.gateway import _core"),
+            ("_acks", "if TYPE_CHECKING:\n    from liftenvelope.gateway._core import Core"),
+            ("_readers", "from liftenvelope.gateway._publishing.intake import Intake"),
+            ("_core", "from liftenvelope.gateway import Gateway"),
+            ("_core", "import liftenvelope.gateway"),
+        ],
+    )
+    def test_import_of_a_room_below_is_found(self, place: str, source: str) -> None:
+        names = imported(ast.parse(source), f"liftenvelope.gateway.{place}", types=True)
+        assert len(room_violations("gateway", place, names)) == 1
+
+    @pytest.mark.parametrize(
+        ("place", "source"),
+        [
+            ("_core", "from liftenvelope.gateway._acks.copies import CopyAcks"),
+            ("_core", "from liftenvelope.gateway import limits"),
+            ("_acks", "from liftenvelope.gateway._acks.flow import AckFlow"),
+            ("_acks", "from . import flow"),
+            ("_acks", "from liftenvelope.nats.link import Link"),
+            ("__init__", "from liftenvelope.gateway._gateway import Gateway"),
+        ],
+    )
+    def test_import_of_a_room_above_is_allowed(self, place: str, source: str) -> None:
+        names = imported(ast.parse(source), f"liftenvelope.gateway.{place}", types=True)
+        assert room_violations("gateway", place, names) == []
 
     @pytest.mark.parametrize(
         ("package", "source"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from liftenvelope.gateway._families import Metric, MetricSample
 from liftenvelope.gateway._gateway import Gateway
-from liftenvelope.gateway._readiness import Readiness
+from liftenvelope.gateway._monitoring.readiness import Readiness
 from liftenvelope.gateway.limits import Limits
 
 __all__ = ["Gateway", "Limits", "Metric", "MetricSample", "Readiness"]

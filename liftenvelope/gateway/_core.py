@@ -6,24 +6,24 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope.gateway._counts import PublishCounts
-from liftenvelope.gateway._names import PARTITION_PREFIX, partition_stream
-from liftenvelope.gateway._storage_faults import StorageFaults
+from liftenvelope.gateway._clients.counts import PublishCounts
+from liftenvelope.gateway._partitions.storage_faults import StorageFaults
+from liftenvelope.gateway._protocol.names import PARTITION_PREFIX, partition_stream
 from liftenvelope.gateway.limits import Limits
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-    from liftenvelope.gateway._activity import ActivityLog
-    from liftenvelope.gateway._agreement import Agreement
-    from liftenvelope.gateway._brokers import LiveBrokers
-    from liftenvelope.gateway._copies import CopyAcks
-    from liftenvelope.gateway._quotas import Quotas
-    from liftenvelope.gateway._records import StreamRecord
-    from liftenvelope.gateway._registry import StreamRegistry
-    from liftenvelope.gateway._storage import Storage
-    from liftenvelope.gateway._subjects import AckInboxes
+    from liftenvelope.gateway._acks.copies import CopyAcks
+    from liftenvelope.gateway._clients.quotas import Quotas
+    from liftenvelope.gateway._cluster.activity import ActivityLog
+    from liftenvelope.gateway._cluster.agreement import Agreement
+    from liftenvelope.gateway._cluster.brokers import LiveBrokers
+    from liftenvelope.gateway._cluster.records import StreamRecord
+    from liftenvelope.gateway._cluster.registry import StreamRegistry
+    from liftenvelope.gateway._partitions.storage import Storage
+    from liftenvelope.gateway._protocol.subjects import AckInboxes
     from liftenvelope.jetstream.context import JetStream
 
 __all__ = ["Core", "GatewayOptions"]

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from liftenvelope._checks import is_encodable
 from liftenvelope._version import __version__
-from liftenvelope.gateway._feed import budget_of
-from liftenvelope.gateway._readiness import CONDITIONS
+from liftenvelope.gateway._monitoring.readiness import CONDITIONS
+from liftenvelope.gateway._partitions.feed import budget_of
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-    from liftenvelope.gateway._counts import PublishCounts
-    from liftenvelope.gateway._readiness import Readiness
-    from liftenvelope.gateway._running import Running
+    from liftenvelope.gateway._clients.counts import PublishCounts
+    from liftenvelope.gateway._lifecycle.running import Running
+    from liftenvelope.gateway._monitoring.readiness import Readiness
     from liftenvelope.gateway.limits import Limits
 
 __all__ = ["FAMILIES", "PREFIX", "Metric", "MetricFamily", "MetricSample", "MetricSource", "read_metrics"]

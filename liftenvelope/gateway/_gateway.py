@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from liftenvelope._checks import about, is_encodable
 from liftenvelope.errors import UsageError
-from liftenvelope.gateway._authorization import Authorization
+from liftenvelope.gateway._clients.authorization import Authorization
 from liftenvelope.gateway._core import GatewayOptions
-from liftenvelope.gateway._drops import LogFile
 from liftenvelope.gateway._families import Metric, MetricSource, read_metrics
-from liftenvelope.gateway._readiness import (
+from liftenvelope.gateway._lifecycle.running import Running
+from liftenvelope.gateway._lifecycle.starting import Setup, start_gateway
+from liftenvelope.gateway._monitoring.drops import LogFile
+from liftenvelope.gateway._monitoring.readiness import (
     NOT_STARTED,
     RUNNING,
     STARTING,
@@ -26,8 +28,6 @@ from liftenvelope.gateway._readiness import (
     Readiness,
     ReadinessProbe,
 )
-from liftenvelope.gateway._running import Running
-from liftenvelope.gateway._starting import Setup, start_gateway
 from liftenvelope.gateway.limits import Limits
 from liftenvelope.jetstream.names import check_domain
 from liftenvelope.rpc.address import parse_address

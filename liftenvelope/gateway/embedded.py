@@ -18,8 +18,8 @@ from liftenvelope._checks import about
 from liftenvelope._deadlines import Deadline
 from liftenvelope._logs.throttle import Throttle
 from liftenvelope.errors import TransportError, UsageError
-from liftenvelope.gateway._embedded_logins import Logins, write_private
-from liftenvelope.gateway._nats_log import log_line, read_level
+from liftenvelope.gateway._program.embedded_logins import Logins, write_private
+from liftenvelope.gateway._program.nats_log import log_line, read_level
 
 __all__ = ["BUFFERED", "EmbeddedNats", "check_data_dir", "find_nats_server"]
 
@@ -83,8 +83,8 @@ def check_data_dir(path: str | os.PathLike[str]) -> None:
 class EmbeddedNats:
     """A nats-server process that runs as long as the gateway.
 
-    Connections need a login: see :mod:`liftenvelope.gateway._embedded_logins`. The server's log goes to the
-    logger ``liftenvelope.gateway.nats``.
+    Connections need a login: see :mod:`liftenvelope.gateway._program.embedded_logins`. The server's log goes
+    to the logger ``liftenvelope.gateway.nats``.
 
     Args:
         data_dir: Folder of the server's streams. If it does not exist, it is created for this user only.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from liftenvelope._checks import about, as_full_text, require
 from liftenvelope.errors import UsageError
-from liftenvelope.gateway._monitored import NO_PAGES, Monitored, Pages
+from liftenvelope.gateway._program.monitored import NO_PAGES, Monitored, Pages
 from liftenvelope.rpc.address import Address, parse_address
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def check_http(http: str | None) -> None:
 
 def monitor_of(gateway: Gateway) -> Monitored:
     """Return the health and the metrics of a gateway, for :func:`serving_http`."""
-    from liftenvelope.gateway._http import GatewayMonitor
+    from liftenvelope.gateway._program.http import GatewayMonitor
 
     return GatewayMonitor(gateway)
 
@@ -74,7 +74,7 @@ async def serving_http(
     if http is None:
         yield
         return
-    from liftenvelope.gateway._http import HttpServer
+    from liftenvelope.gateway._program.http import HttpServer
 
     server = HttpServer(monitor(), pages)
     try:

@@ -23,8 +23,8 @@ from liftenvelope._checks import about, is_encodable
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway._gateway import Gateway
-from liftenvelope.gateway._nats_access import check_login, check_readable, client_tls, server_tls
-from liftenvelope.gateway._nats_connection import connection_to
+from liftenvelope.gateway._program.nats_access import check_login, check_readable, client_tls, server_tls
+from liftenvelope.gateway._program.nats_connection import connection_to
 from liftenvelope.gateway.embedded import EmbeddedNats
 from liftenvelope.gateway.http_endpoint import NO_PAGES, Pages, check_http, monitor_of, serving_http
 from liftenvelope.gateway.limits import Limits

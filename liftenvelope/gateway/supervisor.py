@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from liftenvelope._checks import about
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import UsageError
-from liftenvelope.gateway._drops import read_drop, read_fault
-from liftenvelope.gateway._worker_slot import Program, WorkerSlot
+from liftenvelope.gateway._monitoring.drops import read_drop, read_fault
+from liftenvelope.gateway._workers.slot import Program, WorkerSlot
 from liftenvelope.gateway.http_endpoint import NO_PAGES, Monitored, Pages, http_address, serving_http
 from liftenvelope.gateway.limits import Limits
 from liftenvelope.gateway.notify import feeding_watchdog, notify, notify_reloading
@@ -175,7 +175,7 @@ class _Workers:
 
     def monitor(self) -> Monitored:
         """Return the health and the metrics of all workers."""
-        from liftenvelope.gateway._workers_monitor import WorkersMonitor
+        from liftenvelope.gateway._workers.monitor import WorkersMonitor
 
         return WorkersMonitor(self._slots, self._serving.gateway.get("limits") or Limits())
 

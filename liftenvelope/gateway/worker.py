@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.gateway._gateway import Gateway
-from liftenvelope.gateway._readiness import NOT_STARTED
-from liftenvelope.gateway._worker_frames import Frame, as_frame, metrics_to, read_frame
+from liftenvelope.gateway._monitoring.readiness import NOT_STARTED
+from liftenvelope.gateway._workers.frames import Frame, as_frame, metrics_to, read_frame
 from liftenvelope.gateway.serving import Serving, reload, serve
 
 __all__ = ["Worker"]

@@ -19,7 +19,7 @@ from liftenvelope._secrets import without_secrets
 from liftenvelope.bulk.access import find_target
 from liftenvelope.cli._demo_job import Job
 from liftenvelope.errors import LiftEnvelopeError
-from liftenvelope.gateway._nats_log import log_line
+from liftenvelope.gateway._program.nats_log import log_line
 from liftenvelope.gateway.serving import Serving
 from liftenvelope.spark._options import source_options
 

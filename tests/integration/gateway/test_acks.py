@@ -16,9 +16,9 @@ from nats.aio.msg import Msg
 
 from liftenvelope.envelope import Ack, Message, marshal_message, new_message, unmarshal_ack, unmarshal_message
 from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError, UsageError
-from liftenvelope.gateway import _acks as acks
-from liftenvelope.gateway._ack_consumers import ACK_CONSUMER
-from liftenvelope.gateway._acks import PartitionAckReader
+from liftenvelope.gateway._acks import reader as ack_reader
+from liftenvelope.gateway._acks.consumers import ACK_CONSUMER
+from liftenvelope.gateway._acks.reader import PartitionAckReader
 from liftenvelope.jetstream.api import Api
 from liftenvelope.nats import AckInbox, EnvelopePublisher, accelerate
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
@@ -104,7 +104,7 @@ class Partition:
 @pytest.fixture(autouse=True)
 def patient_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep readers from starting again while JetStream hangs for some seconds."""
-    monkeypatch.setattr(acks, "_ONE_REQUEST", 60.0)
+    monkeypatch.setattr(ack_reader, "_ONE_REQUEST", 60.0)
 
 
 @pytest.fixture(params=[True, False], ids=["accelerated", "plain"])
@@ -347,7 +347,7 @@ async def test_when_nothing_more_comes_it_asks_once(
     partition: Partition, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     """Deliveries, or the word that the consumer was deleted, get lost between servers of a cluster."""
-    monkeypatch.setattr(acks, "_QUIET", NEVER)
+    monkeypatch.setattr(ack_reader, "_QUIET", NEVER)
     async with partition.reader(heartbeat=NEVER) as reader:
         await partition.publish("a")
         await acked(partition, 1)
@@ -363,7 +363,7 @@ async def test_when_nothing_more_comes_it_asks_once(
                 await asyncio.sleep(0.01)
         assert reader._quiet is not None
         reader._quiet.cancel()
-        monkeypatch.setattr(acks, "_QUIET", 0.05)
+        monkeypatch.setattr(ack_reader, "_QUIET", 0.05)
         reader._await_quiet()
         await acked(partition, 2)
         await partition.all_done()
@@ -379,7 +379,7 @@ def _at_least(found: list[str], count: int) -> bool:
 async def test_a_reader_that_has_all_asks_no_more(
     partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acks, "_QUIET", 0.05)
+    monkeypatch.setattr(ack_reader, "_QUIET", 0.05)
     asked = []
     subject = f"$JS.API.CONSUMER.INFO.{partition.name}.*"
 
@@ -481,7 +481,7 @@ async def test_a_restart_of_the_server(name: str, tmp_path: Any) -> None:
 GATEWAY = """
 import asyncio, sys
 import nats
-from liftenvelope.gateway._acks import PartitionAckReader
+from liftenvelope.gateway._acks.reader import PartitionAckReader
 from liftenvelope.nats import accelerate
 
 async def main(url, name):

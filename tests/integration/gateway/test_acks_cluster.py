@@ -10,8 +10,8 @@ from typing import Any
 from nats.aio.client import Client
 
 from liftenvelope.errors import CallTimeoutError, JetStreamError
-from liftenvelope.gateway._ack_consumers import ACK_CONSUMER
-from liftenvelope.gateway._acks import PartitionAckReader
+from liftenvelope.gateway._acks.consumers import ACK_CONSUMER
+from liftenvelope.gateway._acks.reader import PartitionAckReader
 from liftenvelope.nats import accelerate
 from liftenvelope.testing import NatsServer
 from tests.integration.conftest import connect, until

@@ -8,8 +8,15 @@ from collections.abc import AsyncIterator
 import pytest
 
 from liftenvelope._pb import api_pb2
-from liftenvelope.gateway._activity import ActivityLog, created, deleted, paused, readonly_set, resumed
-from liftenvelope.gateway._records import PartitionRecord, StreamRecord
+from liftenvelope.gateway._cluster.activity import (
+    ActivityLog,
+    created,
+    deleted,
+    paused,
+    readonly_set,
+    resumed,
+)
+from liftenvelope.gateway._cluster.records import PartitionRecord, StreamRecord
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.stream_config import StreamConfig
 from liftenvelope.testing import NatsServer, run_nats_server
@@ -154,7 +161,7 @@ async def test_the_nats_server_is_killed_meanwhile(name: str) -> None:
 async def test_without_a_stream_events_wait_and_the_oldest_go(
     js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("liftenvelope.gateway._activity._MOST_WAITING", 5)
+    monkeypatch.setattr("liftenvelope.gateway._cluster.activity._MOST_WAITING", 5)
     log = ActivityLog(js, own_record(name))
     for number in range(8):
         tell(log, created(made(str(number))))

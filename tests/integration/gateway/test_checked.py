@@ -20,9 +20,9 @@ from liftenvelope.client import Client
 from liftenvelope.envelope import Ack, Message, marshal_message, new_message, unmarshal_ack
 from liftenvelope.errors import CallTimeoutError, IncorrectOffsetError, TransportError
 from liftenvelope.gateway import Gateway
-from liftenvelope.gateway._checked import CheckedIntake, wait_for_intakes
-from liftenvelope.gateway._records import StreamRecord
-from liftenvelope.gateway._subjects import AckInboxes
+from liftenvelope.gateway._acks.checked import CheckedIntake, wait_for_intakes
+from liftenvelope.gateway._cluster.records import StreamRecord
+from liftenvelope.gateway._protocol.subjects import AckInboxes
 from liftenvelope.jetstream import JetStream
 from liftenvelope.nats import AckInbox
 from liftenvelope.testing import NatsServer, run_nats_server

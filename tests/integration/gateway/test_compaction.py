@@ -9,7 +9,7 @@ import pytest
 
 from liftenvelope.envelope import new_message, unmarshal_message
 from liftenvelope.errors import CallTimeoutError, EnvelopeError, StreamNotFoundError, UsageError
-from liftenvelope.gateway._compaction import Compaction, CompactionBudget, Compactor
+from liftenvelope.gateway._leader.compaction import Compaction, CompactionBudget, Compactor
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.stream_config import StreamConfig
 from liftenvelope.testing import NatsServer

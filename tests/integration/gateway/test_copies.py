@@ -8,7 +8,7 @@ import pytest
 
 from liftenvelope.envelope import Ack, marshal_ack, unmarshal_message
 from liftenvelope.errors import EnvelopeTooLargeError, TransportError
-from liftenvelope.gateway._copies import CopyAcks
+from liftenvelope.gateway._acks.copies import CopyAcks
 from liftenvelope.jetstream.publish_frames import PubAck
 from liftenvelope.testing import NatsServer
 from tests.integration.conftest import connect

@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import InternalError
 from liftenvelope.gateway import Limits
-from liftenvelope.gateway._cursors import CursorService, cursor_key
+from liftenvelope.gateway._readers.cursors import CursorService, cursor_key
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import NatsServer, run_nats_server

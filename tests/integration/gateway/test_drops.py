@@ -14,7 +14,7 @@ from nats.aio.client import Client as NatsClient
 import liftenvelope
 from liftenvelope.errors import UsageError
 from liftenvelope.gateway import Gateway
-from liftenvelope.gateway._drops import Drop, LogFile, read_drop
+from liftenvelope.gateway._monitoring.drops import Drop, LogFile, read_drop
 from liftenvelope.gateway.serving import Serving, running_gateway
 from liftenvelope.jetstream import JetStream
 from liftenvelope.testing import run_nats_server

@@ -17,9 +17,10 @@ import pytest
 import liftenvelope
 from liftenvelope.client import Client
 from liftenvelope.errors import AckTimeoutError, JetStreamError, LiftEnvelopeError, PublishError
-from liftenvelope.gateway import Gateway, _brokers
-from liftenvelope.gateway._brokers import LiveBrokers
-from liftenvelope.gateway._lease import Lease
+from liftenvelope.gateway import Gateway
+from liftenvelope.gateway._cluster import brokers
+from liftenvelope.gateway._cluster.brokers import LiveBrokers
+from liftenvelope.gateway._cluster.lease import Lease
 from liftenvelope.group.clock import time_since_boot
 from liftenvelope.jetstream import JetStream
 from liftenvelope.rpc.aio import Channel
@@ -60,8 +61,8 @@ class Leases:
         self.made: list[LiveBrokers] = []
         assert Lease.__init__.__kwdefaults__ is not None
         monkeypatch.setitem(Lease.__init__.__kwdefaults__, "clock", self.now)
-        monkeypatch.setattr(_brokers, "time_since_boot", self.now)
-        monkeypatch.setattr("liftenvelope.gateway._starting.LiveBrokers", self.new)
+        monkeypatch.setattr(brokers, "time_since_boot", self.now)
+        monkeypatch.setattr("liftenvelope.gateway._lifecycle.starting.LiveBrokers", self.new)
 
     def now(self) -> float:
         return time_since_boot() + self.advanced

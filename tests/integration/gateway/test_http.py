@@ -18,7 +18,7 @@ import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import TransportError
 from liftenvelope.gateway import Gateway, Limits
-from liftenvelope.gateway._http import GatewayMonitor, HttpServer
+from liftenvelope.gateway._program.http import GatewayMonitor, HttpServer
 from liftenvelope.gateway.serving import Serving, running_gateway
 from liftenvelope.jetstream import JetStream
 from liftenvelope.jetstream.bucket import Bucket
@@ -124,7 +124,7 @@ async def test_records_that_can_not_be_read() -> None:
 
 
 async def test_partition_without_acks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftenvelope.gateway._bindings.GRACE", 0.0)
+    monkeypatch.setattr("liftenvelope.gateway._leader.bindings.GRACE", 0.0)
     with run_nats_server(jetstream=True) as server:
         async with (
             served(server.url) as (gateway, http),

@@ -15,8 +15,8 @@ from nats.aio.client import Client as NatsClient
 import liftenvelope
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway import Gateway
-from liftenvelope.gateway._registry import StreamRegistry
-from liftenvelope.gateway._reserved import ACTIVITY, CURSORS, reserved_record
+from liftenvelope.gateway._cluster.registry import StreamRegistry
+from liftenvelope.gateway._streams.reserved import ACTIVITY, CURSORS, reserved_record
 from liftenvelope.gateway.serving import Serving
 from liftenvelope.jetstream import JetStream
 from liftenvelope.testing import run_nats_server

@@ -22,8 +22,8 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.envelope import new_message, unmarshal_ack, unmarshal_message
 from liftenvelope.errors import TransportError
 from liftenvelope.gateway import Gateway, Limits
-from liftenvelope.gateway._failures import TOO_LARGE
-from liftenvelope.gateway._http import GatewayMonitor, HttpServer
+from liftenvelope.gateway._program.http import GatewayMonitor, HttpServer
+from liftenvelope.gateway._protocol.failures import TOO_LARGE
 from liftenvelope.jetstream import JetStream
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import RpcError, StatusCode

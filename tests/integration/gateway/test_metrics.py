@@ -12,8 +12,8 @@ import pytest
 import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.gateway import Gateway, Limits
-from liftenvelope.gateway._cursors import cursor_key
-from liftenvelope.gateway._http import GatewayMonitor, HttpServer
+from liftenvelope.gateway._program.http import GatewayMonitor, HttpServer
+from liftenvelope.gateway._readers.cursors import cursor_key
 from liftenvelope.group import GroupClient, JetStreamTopic, Place, TopicPartition
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.nats import AckInbox
@@ -29,8 +29,8 @@ PUBLISHES, RAW = 1_000, 500
 
 @pytest.fixture(autouse=True)
 def scrapes_are_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftenvelope.gateway._lag._AGE", 0.0)
-    monkeypatch.setattr("liftenvelope.gateway._http._FRESH", 0.0)
+    monkeypatch.setattr("liftenvelope.gateway._monitoring.lag._AGE", 0.0)
+    monkeypatch.setattr("liftenvelope.gateway._program.http._FRESH", 0.0)
 
 
 @pytest.fixture
@@ -442,7 +442,7 @@ async def test_reconnects_are_counted() -> None:
 async def test_scrapes_at_about_the_same_time_share_an_answer(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liftenvelope.gateway._http._FRESH", 1_000.0)
+    monkeypatch.setattr("liftenvelope.gateway._program.http._FRESH", 1_000.0)
     async with gateway_on(jetstream_server.url) as (_, http):
         found = await asyncio.gather(*(get(http, "/metrics") for _ in range(10)))
         assert len({answer.body for answer in (*found, await get(http, "/metrics"))}) == 1

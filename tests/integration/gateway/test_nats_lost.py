@@ -89,7 +89,7 @@ async def told(call: Call) -> str:
 
 
 async def test_acks_come_in_order(nc: NatsClient, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftenvelope.gateway._publish_session._FIRST_ACK", 60.0)
+    monkeypatch.setattr("liftenvelope.gateway._publishing.session._FIRST_ACK", 60.0)
     async with gateway_on(nc, name, ack_timeout=100.0) as (_, channel):
         call = channel.bidi("/proto.API/PublishAsync")
         await call.send(requests(name, IDS))

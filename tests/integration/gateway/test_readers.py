@@ -13,7 +13,7 @@ import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import ServerError, UsageError
 from liftenvelope.gateway import Gateway
-from liftenvelope.gateway._feed import DeliveryFeed, PartitionDelivery, sequences_of
+from liftenvelope.gateway._partitions.feed import DeliveryFeed, PartitionDelivery, sequences_of
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.stream_config import StreamConfig
 from liftenvelope.nats.acceleration import accelerate

@@ -10,10 +10,10 @@ from typing import cast
 import pytest
 from nats.aio.msg import Msg
 
+from liftenvelope.gateway._cluster.records import StreamRecord
+from liftenvelope.gateway._cluster.registry import StreamRegistry
 from liftenvelope.gateway._core import Core
-from liftenvelope.gateway._names import partition_stream
-from liftenvelope.gateway._records import StreamRecord
-from liftenvelope.gateway._registry import StreamRegistry
+from liftenvelope.gateway._protocol.names import partition_stream
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import NatsServer, run_nats_server

@@ -171,7 +171,7 @@ async def test_removed_authority_of_clients_is_refused_after_reload(
 async def test_policy_is_read_at_once_and_a_bad_one_is_one_error(
     tmp_path: Path, jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr("liftenvelope.gateway._authorization._LOOK", 10_000.0)
+    monkeypatch.setattr("liftenvelope.gateway._clients.authorization._LOOK", 10_000.0)
     certificates = Certificates(tmp_path)
     policy = tmp_path / "policy.csv"
     policy.write_text("p, app, *, FetchMetadata")

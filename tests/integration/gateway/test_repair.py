@@ -13,12 +13,14 @@ from nats.aio.client import Client as NatsClient
 import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.client import Client
-from liftenvelope.gateway import Gateway, _storage, _streams
-from liftenvelope.gateway._activity import deleted, paused, resumed
-from liftenvelope.gateway._names import encode_name, partition_stream
-from liftenvelope.gateway._records import PartitionRecord, RecordedEvent, StreamPhase, StreamRecord
-from liftenvelope.gateway._reserved import ACTIVITY
-from liftenvelope.gateway._storage import Storage
+from liftenvelope.gateway import Gateway
+from liftenvelope.gateway._cluster.activity import deleted, paused, resumed
+from liftenvelope.gateway._cluster.records import PartitionRecord, RecordedEvent, StreamPhase, StreamRecord
+from liftenvelope.gateway._partitions import storage as storing
+from liftenvelope.gateway._partitions.storage import Storage
+from liftenvelope.gateway._protocol.names import encode_name, partition_stream
+from liftenvelope.gateway._streams import service as changing_streams
+from liftenvelope.gateway._streams.reserved import ACTIVITY
 from liftenvelope.jetstream import DiscardPolicy, JetStream, StreamConfig
 from liftenvelope.jetstream.bucket import Bucket
 from liftenvelope.rpc.aio import Channel
@@ -264,10 +266,10 @@ async def test_probe_streams_of_killed_gateways_are_deleted(
 ) -> None:
     """A gateway that is killed between creating a probe stream and deleting it leaves this."""
     probe = f"lift_probe_{name}"
-    await js.create_stream(StreamConfig(name=probe, subjects=(f"{_storage._PROBES}{probe}",)))
+    await js.create_stream(StreamConfig(name=probe, subjects=(f"{storing._PROBES}{probe}",)))
     await Storage(js).remove_old_probes()
     await js.stream(probe)  # too young: another gateway may be using it
-    monkeypatch.setattr(_storage, "_PROBE_AGE", 0.0)
+    monkeypatch.setattr(storing, "_PROBE_AGE", 0.0)
     async with Gateway(nc), asyncio.timeout(PATIENCE):
         while [found async for found in js.stream_names() if found == probe]:
             await asyncio.sleep(0.05)
@@ -277,7 +279,7 @@ async def test_streams_of_users_are_no_probes(
     js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server lists them beside the probes, because their subjects overlap."""
-    monkeypatch.setattr(_storage, "_PROBE_AGE", 0.0)
+    monkeypatch.setattr(storing, "_PROBE_AGE", 0.0)
     await js.create_stream(StreamConfig(name=name, subjects=(f"*.probe.{name}",), no_ack=True))
     await Storage(js).remove_old_probes()
     await js.stream(name)
@@ -379,7 +381,7 @@ async def hold_back(js: JetStream, stream: str, limit: int) -> None:
 async def test_copy_that_lags_takes_over_the_subject_without_losing_messages(
     nc: NatsClient, js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    monkeypatch.setattr(_streams, "_CATCH_UP", 0.5)
+    monkeypatch.setattr(changing_streams, "_CATCH_UP", 0.5)
     copy = partition_stream(f"{name}-copy", 0)
     async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
         await client.create_stream(name, name)

@@ -16,7 +16,7 @@ from liftenvelope.client import Client
 from liftenvelope.client._streams import MAX_REPLICATION
 from liftenvelope.envelope import AckPolicy, new_message, unmarshal_ack
 from liftenvelope.errors import LiftEnvelopeError, ResourcesExceededError, ServerError
-from liftenvelope.gateway._storage import Storage
+from liftenvelope.gateway._partitions.storage import Storage
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.testing import GatewayCluster, NatsServer, run_gateway, run_nats_server
 from liftenvelope.testing._ports import free_port

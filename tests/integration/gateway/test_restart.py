@@ -12,9 +12,9 @@ from nats.aio.msg import Msg
 import liftenvelope
 from liftenvelope.envelope import new_message, unmarshal_ack
 from liftenvelope.gateway import Gateway
-from liftenvelope.gateway._ack_consumers import ACK_CONSUMER
-from liftenvelope.gateway._records import StreamRecord
-from liftenvelope.gateway._storage import Storage
+from liftenvelope.gateway._acks.consumers import ACK_CONSUMER
+from liftenvelope.gateway._cluster.records import StreamRecord
+from liftenvelope.gateway._partitions.storage import Storage
 from liftenvelope.jetstream import JetStream
 from liftenvelope.jetstream.api import Api
 from liftenvelope.testing import NatsServer, run_nats_server

@@ -156,7 +156,7 @@ def test_without_jetstream(nats_server: NatsServer) -> None:
 
 
 async def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftenvelope.gateway._nats_connection._PATIENCE", 3.0)
+    monkeypatch.setattr("liftenvelope.gateway._program.nats_connection._PATIENCE", 3.0)
     before = asyncio.all_tasks()
     with pytest.raises(TransportError, match=r"no connection to .* within 3\.0 s: .*refused|failed"):
         async with running_gateway(Serving(nats_url=f"nats://127.0.0.1:{free_port()}")):
@@ -168,7 +168,7 @@ async def test_a_server_that_closes_connections_before_its_first_answer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A fake: a refused login looks so if nats-server's error is lost with unread bytes of the client."""
-    monkeypatch.setattr("liftenvelope.gateway._nats_connection._PATIENCE", 3.0)
+    monkeypatch.setattr("liftenvelope.gateway._program.nats_connection._PATIENCE", 3.0)
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(
@@ -195,7 +195,7 @@ LOGIN = {"authorization": {"user": "gateway", "password": "right"}}
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for NATS without a limit that a test could reach."""
-    monkeypatch.setattr("liftenvelope.gateway._nats_connection._PATIENCE", 10_000.0)
+    monkeypatch.setattr("liftenvelope.gateway._program.nats_connection._PATIENCE", 10_000.0)
 
 
 @pytest.mark.usefixtures("endless")

@@ -9,7 +9,7 @@ from itertools import count
 
 import pytest
 
-from liftenvelope.gateway._health import HealthService
+from liftenvelope.gateway._calls.health import HealthService
 from liftenvelope.rpc._events import Event
 from liftenvelope.rpc._link import Flow
 from liftenvelope.rpc._server_side import ServerConnection

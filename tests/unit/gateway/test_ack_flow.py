@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from liftenvelope.envelope import new_message
-from liftenvelope.gateway._ack_flow import ACKNOWLEDGE_EVERY, AckFlow
+from liftenvelope.gateway._acks.flow import ACKNOWLEDGE_EVERY, AckFlow
 
 NOW_NS = 1_800_000_000_000_000_000
 PAYLOAD = new_message(b"v", ack_inbox="in.box", correlation_id="1")

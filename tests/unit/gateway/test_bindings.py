@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from liftenvelope.gateway._bindings import GRACE, Bindings
+from liftenvelope.gateway._leader.bindings import GRACE, Bindings
 
 
 class Clock:

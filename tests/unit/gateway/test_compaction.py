@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope.gateway._compaction import CompactionBudget
-from liftenvelope.gateway._compaction_plan import CompactionPlan
+from liftenvelope.gateway._leader.compaction import CompactionBudget
+from liftenvelope.gateway._leader.compaction_plan import CompactionPlan
 
 #: What a plan takes that can be split no more: one table with some keys.
 ONE_TABLE: Final = 400 + 27 * 60

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftenvelope.errors import AckTimeoutError
-from liftenvelope.gateway._counts import (
+from liftenvelope.gateway._clients.counts import (
     LatencyHistogram,
     PublishCounts,
     PublishTally,

@@ -7,7 +7,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope.gateway._lease import Lease
+from liftenvelope.gateway._cluster.lease import Lease
 from liftenvelope.group.clock import time_since_boot
 
 TTL = 3.0

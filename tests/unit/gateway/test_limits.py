@@ -12,8 +12,8 @@ from nats.aio.client import Client
 
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.gateway import Gateway, Limits
-from liftenvelope.gateway._requests import read_request
-from liftenvelope.gateway._subjects import AckInboxes
+from liftenvelope.gateway._protocol.requests import read_request
+from liftenvelope.gateway._protocol.subjects import AckInboxes
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 ROOT = Path(__file__).parents[3]

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from liftenvelope.errors import UsageError
 from liftenvelope.gateway import Gateway, Limits
 from liftenvelope.gateway._families import FAMILIES
-from liftenvelope.gateway._worker_families import WORKER_FAMILIES
+from liftenvelope.gateway._workers.families import WORKER_FAMILIES
 from liftenvelope.gateway.http_endpoint import http_address
 from liftenvelope.gateway.metrics import GatewayCollector
 from liftenvelope.gateway.serving import Serving

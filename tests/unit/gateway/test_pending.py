@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from liftenvelope.gateway._pending import Held, PendingBytes
+from liftenvelope.gateway._clients.pending import Held, PendingBytes
 
 
 async def waiting(held: Held, size: int) -> asyncio.Task[None]:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftenvelope.errors import UsageError
-from liftenvelope.gateway._authorization import Authorization, client_name
-from liftenvelope.gateway._policy import Policy
+from liftenvelope.gateway._clients.authorization import Authorization, client_name
+from liftenvelope.gateway._clients.policy import Policy
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 TEXT = """

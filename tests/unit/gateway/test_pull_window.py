@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope.gateway._pull_window import PullBudget, PullWindow
+from liftenvelope.gateway._partitions.pull_window import PullBudget, PullWindow
 
 KIB = 1 << 10
 MIB = 1 << 20

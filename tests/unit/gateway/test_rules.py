@@ -23,17 +23,17 @@ from liftenvelope.errors import (
     UsageError,
     WrongLastSequenceError,
 )
-from liftenvelope.gateway._brokers import leader_of
+from liftenvelope.gateway._calls.health import HealthService
+from liftenvelope.gateway._cluster.brokers import leader_of
+from liftenvelope.gateway._cluster.records import PartitionRecord, StreamPhase, StreamRecord
 from liftenvelope.gateway._core import GatewayOptions
-from liftenvelope.gateway._failures import status_of
-from liftenvelope.gateway._health import HealthService
-from liftenvelope.gateway._names import encode_name, partition_stream
-from liftenvelope.gateway._new_records import new_record
-from liftenvelope.gateway._positions import bounds
-from liftenvelope.gateway._reads import OpenReads, Read
-from liftenvelope.gateway._recordings import covers
-from liftenvelope.gateway._records import PartitionRecord, StreamPhase, StreamRecord
-from liftenvelope.gateway._storage import PartitionState
+from liftenvelope.gateway._partitions.recordings import covers
+from liftenvelope.gateway._partitions.storage import PartitionState
+from liftenvelope.gateway._protocol.failures import status_of
+from liftenvelope.gateway._protocol.names import encode_name, partition_stream
+from liftenvelope.gateway._readers.positions import bounds
+from liftenvelope.gateway._readers.reads import OpenReads, Read
+from liftenvelope.gateway._streams.new_records import new_record
 from liftenvelope.jetstream.api import parse_ns
 from liftenvelope.rpc.status import RpcError, StatusCode
 

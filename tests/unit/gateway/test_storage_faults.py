@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftenvelope.gateway._storage_faults import StorageFaults
+from liftenvelope.gateway._partitions.storage_faults import StorageFaults
 
 
 def test_each_cause_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from liftenvelope.errors import TransportError, UsageError
-from liftenvelope.gateway._worker_frames import as_frame
-from liftenvelope.gateway._worker_process import WorkerProcess
-from liftenvelope.gateway._worker_slot import Program, WorkerSlot
+from liftenvelope.gateway._workers.frames import as_frame
+from liftenvelope.gateway._workers.process import WorkerProcess
+from liftenvelope.gateway._workers.slot import Program, WorkerSlot
 from liftenvelope.gateway.serving import Serving
 from liftenvelope.gateway.supervisor import check_ports
 
@@ -19,7 +19,7 @@ from liftenvelope.gateway.supervisor import check_ports
 FAKE = """
 import os, sys, time
 from pathlib import Path
-from liftenvelope.gateway._worker_frames import as_frame, read_frame
+from liftenvelope.gateway._workers.frames import as_frame, read_frame
 first = read_frame(0)
 settings = first["settings"]
 with Path(settings["runs"]).with_name("ports").open("a") as file:
@@ -43,9 +43,9 @@ while (order := read_frame(0)) is not None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftenvelope.gateway._worker_slot._FIRST", 0.01)
-    monkeypatch.setattr("liftenvelope.gateway._worker_slot._LONGEST", 0.01)
-    monkeypatch.setattr("liftenvelope.gateway._worker_slot._LOOK", 0.01)
+    monkeypatch.setattr("liftenvelope.gateway._workers.slot._FIRST", 0.01)
+    monkeypatch.setattr("liftenvelope.gateway._workers.slot._LONGEST", 0.01)
+    monkeypatch.setattr("liftenvelope.gateway._workers.slot._LOOK", 0.01)
 
 
 def slot_of(folder: Path, plan: str) -> WorkerSlot:
@@ -97,11 +97,11 @@ async def test_stuck_worker_is_killed_and_started_again(
     keeping = asyncio.create_task(slot.keep())
     async with asyncio.timeout(240):
         await slot.started.wait()
-        monkeypatch.setattr("liftenvelope.gateway._worker_slot._SILENT", 0.1)
+        monkeypatch.setattr("liftenvelope.gateway._workers.slot._SILENT", 0.1)
         hang.touch()
         while "did not answer" not in caplog.text:
             await asyncio.sleep(0.01)
-        monkeypatch.setattr("liftenvelope.gateway._worker_slot._SILENT", 60.0)
+        monkeypatch.setattr("liftenvelope.gateway._workers.slot._SILENT", 60.0)
         hang.unlink()
         while not slot.address:
             await asyncio.sleep(0.01)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_layers import FORBIDDEN, LAYERS
+from tests.test_layers import FORBIDDEN, LAYERS, ROOMS
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -68,6 +68,15 @@ def test_table_of_packages_names_every_import_of_the_test_servers() -> None:
     [allowed] = [last for first, last in ROWS if "`testing`" in first]
     units = {name for layer in LAYERS for name in layer}
     assert set(re.findall(r"`(\w+)`", allowed)) == units - FORBIDDEN["testing"]
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_table_of_rooms_has_the_order_of_the_rooms(package: str) -> None:
+    section = PAGE.read_text("utf-8").partition(f"\n### `{package}`\n")[2].partition("\n#")[0]
+    rows = [first for first, _ in re.findall(r"^\| (\[`.*?) \| (.*) \|$", section, re.MULTILINE)]
+    named = [tuple(re.findall(r"`(\w+)(?:\.py)?`", first)) for first in rows]
+    entries = [tuple(name for name in line if not name.startswith("__")) for line in ROOMS[package]]
+    assert named == [line for line in entries if line]
 
 
 def test_picture_shows_the_layers() -> None:

@@ -1,0 +1,1 @@
+"""Acks for publishers of raw NATS messages."""

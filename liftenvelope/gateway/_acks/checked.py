@@ -1,0 +1,206 @@
+"""Raw NATS messages for streams that check offsets.
+
+JetStream checks the expected offset of a message only if the publisher sets a header. Raw publishers name the
+expected offset in the envelope instead. So for these streams, and no others, a gateway is in the path of raw
+NATS messages: the partition's leader receives them from the subject and publishes them to JetStream with the
+header. As in Liftbridge, messages that arrive while the partition has no leader are neither stored nor acked.
+
+The :class:`~liftenvelope.gateway._acks.reader.PartitionAckReader` acks stored messages, as for all
+streams. This module sends the refusals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope.envelope import Ack, Message, marshal_ack, unmarshal_message
+from liftenvelope.errors import (
+    CallTimeoutError,
+    EnvelopeError,
+    JetStreamError,
+    LiftEnvelopeError,
+    NoJetStreamError,
+    TransportError,
+    UsageError,
+    WrongLastSequenceError,
+)
+from liftenvelope.nats.link import Link
+from liftenvelope.types import AckError
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
+
+    from liftenvelope.gateway._cluster.records import StreamRecord
+    from liftenvelope.gateway._protocol.subjects import AckInboxes
+    from liftenvelope.jetstream.context import JetStream
+    from liftenvelope.jetstream.publish_frames import PubAck
+
+__all__ = ["CheckedIntake", "wait_for_intakes"]
+
+#: Offset in an envelope that expects no particular offset.
+_ANY_OFFSET: Final = -1
+#: Timeout of one request and pause between two, in seconds.
+_ONE_TRY, _PAUSE = 1.0, 0.01
+
+
+class CheckedIntake:
+    """Forwards raw messages of one partition from its subject to JetStream, with the expected offset.
+
+    Args:
+        js: JetStream, for its API and connection.
+        record: Record of the stream.
+        partition: Number of the partition.
+        inboxes: Allowed ack inboxes.
+        on_error: Called with the error if a message is not stored for a reason other than its offset.
+    """
+
+    def __init__(
+        self,
+        js: JetStream,
+        record: StreamRecord,
+        partition: int,
+        *,
+        inboxes: AckInboxes,
+        on_error: Callable[[LiftEnvelopeError], None],
+    ) -> None:
+        self._link = Link(js.api.nc)
+        self._js = js
+        self._record = record
+        self._partition = partition
+        self._intake = record.intake_of(partition)
+        self._inboxes = inboxes
+        self._on_error = on_error
+        self._subscriptions: list[Subscription] = []
+        self._sending: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Start to forward messages.
+
+        Raises:
+            TransportError: The connection is closed or draining.
+        """
+        subject = self._record.subject_of(self._partition)
+        # A queue group, so that each message is stored once even while two gateways believe that they lead.
+        for queued, handler in ((subject, self._take), (_probe(self._record, self._partition), _answer)):
+            subscription = await self._link.subscribe(queued, handler, queue=self._intake[:-1])
+            self._subscriptions.append(subscription)
+
+    async def close(self) -> None:
+        """Stop forwarding messages."""
+        subscriptions, self._subscriptions = self._subscriptions, []
+        for subscription in subscriptions:
+            await self._link.unsubscribe(subscription)
+        for task in self._sending:
+            task.cancel()
+        if self._sending:
+            await asyncio.wait(self._sending)
+
+    async def _take(self, msg: Msg) -> None:
+        """Publish a message. nats-py passes on the next one after this one is sent, which keeps the order."""
+        try:
+            message = unmarshal_message(msg.data)
+        except EnvelopeError:
+            message = None  # a plain value, which expects nothing
+        expected = _ANY_OFFSET if message is None else message.offset
+        options: Any = {"retry_attempts": 0}  # a retry would change the order
+        if expected != _ANY_OFFSET:
+            options["expected_last_sequence"] = expected
+        if message is not None and expected < _ANY_OFFSET:
+            self._refuse(msg, message)
+            return
+        try:
+            stored = await self._js.publish_async(self._intake + msg.subject, msg.data, **options)
+        except (TransportError, UsageError) as exc:
+            self._on_error(exc)
+            return
+        stored.add_done_callback(partial(self._stored, msg, message))
+
+    def _stored(self, msg: Msg, message: Message | None, stored: asyncio.Future[PubAck]) -> None:
+        if stored.cancelled():
+            return
+        error = stored.exception()
+        if isinstance(error, WrongLastSequenceError) and message is not None:
+            self._refuse(msg, message)
+        elif isinstance(error, LiftEnvelopeError) and not isinstance(error, NoJetStreamError):
+            self._on_error(error)  # else the partition is paused or readonly: no ack
+        if msg.reply:
+            self._send(msg.reply, _pub_ack(stored, error))
+
+    def _refuse(self, msg: Msg, message: Message) -> None:
+        """Send INCORRECT_OFFSET to the ack inbox, for every ack policy, as Liftbridge does."""
+        if not self._inboxes.allows_on_nats(message.ack_inbox):
+            now = asyncio.get_running_loop().time()
+            if message.ack_inbox:
+                self._inboxes.warn(self._record.name, self._partition, message.ack_inbox.encode(), now)
+            return
+        refusal = Ack(
+            stream=self._record.name,
+            partition_subject=self._record.subject,
+            msg_subject=msg.subject,
+            ack_inbox=message.ack_inbox,
+            correlation_id=message.correlation_id,
+            ack_policy=message.ack_policy,
+            error=AckError.INCORRECT_OFFSET,
+        )
+        self._send(message.ack_inbox, marshal_ack(refusal))
+
+    def _send(self, subject: str, payload: bytes) -> None:
+        task = asyncio.get_running_loop().create_task(self._publish(subject, payload))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _publish(self, subject: str, payload: bytes) -> None:
+        try:
+            await self._link.publish(subject, payload)
+        except TransportError as exc:
+            self._on_error(exc)
+
+
+def _pub_ack(stored: asyncio.Future[PubAck], error: BaseException | None) -> bytes:
+    """Build the answer that JetStream would send to the reply subject of a publish."""
+    if error is None:
+        ack = stored.result()
+        answer: dict[str, Any] = {"stream": ack.stream, "seq": ack.sequence}
+    else:
+        code, err_code = (error.code, error.err_code) if isinstance(error, JetStreamError) else (503, 0)
+        answer = {"error": {"code": code, "err_code": err_code, "description": str(error)}}
+    return json.dumps(answer).encode()
+
+
+def _probe(record: StreamRecord, partition: int) -> str:
+    return f"_lift.intake.{record.id}.{partition}"
+
+
+async def _answer(msg: Msg) -> None:
+    await msg.respond(b"")
+
+
+async def wait_for_intakes(js: JetStream, known: Callable[[], StreamRecord | None]) -> None:
+    """Wait until the leaders of all partitions of a stream forward messages, or until it is deleted.
+
+    Has no time limit: messages that arrive earlier are lost, so the stream is not usable before. Does nothing
+    for a stream that does not check offsets.
+
+    Args:
+        js: JetStream, for its API and connection.
+        known: Returns the stream's record, or None if the stream does not exist.
+
+    Raises:
+        TransportError: The connection was closed.
+    """
+    record = known()
+    if record is None or not record.checks_offsets:
+        return
+    for partition in range(len(record.partitions)):
+        probe = _probe(record, partition)
+        while (now := known()) is not None and now.id == record.id:
+            try:
+                await js.api.ask(probe, timeout=_ONE_TRY, repeat=True)
+                break
+            except (NoJetStreamError, CallTimeoutError):
+                await asyncio.sleep(_PAUSE)  # no leader forwards them yet, or NATS does not answer

@@ -1,0 +1,1 @@
+"""The table of gRPC methods, and the calls of metadata and health."""

@@ -1,0 +1,1 @@
+"""Permissions, quotas and publish counts of the clients."""

@@ -1,0 +1,117 @@
+"""Quotas on the streams, partitions, subscriptions and pending bytes of a client.
+
+A client is identified by the common name of its certificate. All clients without a certificate count as one
+client, because nothing distinguishes them. A stream's record names its creator, so every gateway counts the
+same streams, even after a restart. Subscriptions and pending bytes are counted per gateway.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from liftenvelope._checks import RESERVED
+from liftenvelope.gateway._clients.authorization import client_name
+from liftenvelope.gateway._clients.pending import Held, PendingBytes
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from liftenvelope.gateway._cluster.records import StreamRecord
+    from liftenvelope.gateway._cluster.registry import StreamRegistry
+    from liftenvelope.gateway.limits import Limits
+    from liftenvelope.rpc.server import Handler, ServerCall
+
+__all__ = ["Quotas"]
+
+
+class Quotas:
+    """Counts the streams, partitions, subscriptions and pending bytes of clients and enforces the limits.
+
+    Args:
+        limits: Limits of each client.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._subscriptions: Counter[str] = Counter()
+        self._pending = PendingBytes(limits.max_pending_bytes_per_client)
+
+    def check_stream(self, registry: StreamRegistry, record: StreamRecord) -> None:
+        """Check that the owner of a new stream stays within its quota.
+
+        The check is not atomic across gateways. If a client creates streams at several gateways at the same
+        moment, it may exceed the quota by one stream per gateway.
+
+        Args:
+            registry: The existing streams.
+            record: Record of the new stream.
+
+        Raises:
+            RpcError: RESOURCE_EXHAUSTED: the new stream would exceed the client's quota of streams or
+                partitions.
+        """
+        own = [
+            other
+            for other in (*registry, *registry.unfinished())
+            if other.owner == record.owner and other.name not in RESERVED and other.name != record.name
+        ]
+        if len(own) >= (most := self._limits.max_streams_per_client):
+            raise _exhausted(record.owner, f"{len(own)} streams", "max_streams_per_client", most)
+        count = sum(len(other.partitions) for other in own)
+        if count + len(record.partitions) > (most := self._limits.max_partitions_per_client):
+            text = f"{count} partitions, and {len(record.partitions)} more asked for"
+            raise _exhausted(record.owner, text, "max_partitions_per_client", most)
+
+    def pending(self, call: ServerCall) -> Held:
+        """Return the pending bytes of a call that waits for room instead of being refused."""
+        return self._pending.of(client_name(call.peer_certificate))
+
+    def hold(self, call: ServerCall, size: int) -> Held:
+        """Count the bytes of a request as pending.
+
+        Args:
+            call: The call of the request.
+            size: Size of the request in bytes.
+
+        Returns:
+            A context manager that counts the bytes until it is left.
+
+        Raises:
+            RpcError: RESOURCE_EXHAUSTED: the client would exceed its quota of pending bytes.
+        """
+        held = self.pending(call)
+        if not held.add_now(size):
+            client, most = client_name(call.peer_certificate), self._limits.max_pending_bytes_per_client
+            text = f"{self._pending.used(client)} bytes of requests pending, and {size} more asked for"
+            error = _exhausted(client, text, "max_pending_bytes_per_client", most)
+            raise RpcError(error.code, f"{error.description}: wait for answers before sending more")
+        return held
+
+    def limited(self, subscribe: Handler) -> Handler:
+        """Wrap the handler of Subscribe so that it refuses clients that have reached their quota.
+
+        The returned handler raises RpcError with RESOURCE_EXHAUSTED.
+        """
+
+        async def serve(call: ServerCall) -> None:
+            client = client_name(call.peer_certificate)
+            count, most = self._subscriptions[client], self._limits.max_subscriptions_per_client
+            if count >= most:
+                text = f"{count} subscriptions at this gateway"
+                raise _exhausted(client, text, "max_subscriptions_per_client", most)
+            self._subscriptions[client] += 1
+            try:
+                await subscribe(call)
+            finally:
+                self._subscriptions[client] -= 1
+                if not self._subscriptions[client]:
+                    del self._subscriptions[client]
+
+        return serve
+
+
+def _exhausted(client: str, text: str, limit: str, most: int) -> RpcError:
+    who = f"client {client!r}" if client else "clients without a certificate"
+    return RpcError(
+        StatusCode.RESOURCE_EXHAUSTED, f"quota of {who} used up: {text} (limit {limit} is {most})"
+    )

@@ -1,0 +1,1 @@
+"""State that gateways share in buckets: stream records, live gateways, leases and the activity stream."""

@@ -1,0 +1,263 @@
+"""Registry of the streams: records in a bucket, mirrored by every gateway, changed by compare-and-set.
+
+Each entry has a revision, and an entry older than the known revision is ignored. An own write is applied at
+once, so the mirrored entry that follows changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope._checks import RESERVED
+from liftenvelope.errors import (
+    LiftEnvelopeError,
+    NoJetStreamError,
+    StreamNotFoundError,
+    WrongLastSequenceError,
+)
+from liftenvelope.gateway._cluster.mirror import Mirror
+from liftenvelope.gateway._cluster.records import StreamPhase, StreamRecord
+from liftenvelope.gateway._protocol.names import encode_name
+from liftenvelope.jetstream.bucket import Bucket, BucketEntry
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from liftenvelope.jetstream.context import JetStream
+
+__all__ = ["StreamRegistry"]
+
+BUCKET: Final = "lift_streams"
+#: Attempts of a change that loses the compare-and-set race to other gateways.
+_TRIES: Final = 20
+
+#: Called with the record before and after a change; None stands for no stream.
+RecordListener = Callable[[StreamRecord | None, StreamRecord | None], None]
+
+
+class StreamRegistry:
+    """The records of all streams, kept up to date. Iterating yields the streams that are ready.
+
+    Args:
+        js: JetStream.
+        on_change: Called when any gateway created, changed or removed a ready stream.
+        replicas: Number of servers that store the bucket. Default 1.
+
+    Attributes:
+        streams: Number of streams that are ready, without the reserved ones.
+        partitions: Number of their partitions.
+    """
+
+    def __init__(self, js: JetStream, on_change: RecordListener, *, replicas: int = 1) -> None:
+        self._bucket = Bucket(js, BUCKET, replicas=replicas)
+        self._mirror = Mirror(self._bucket, self._on_entry)
+        self._following = AsyncExitStack()
+        self._on_change = on_change
+        self.streams = self.partitions = 0
+        # By key: the record (None if deleted) and its revision.
+        self._records: dict[str, tuple[StreamRecord | None, int]] = {}
+        # Completed by the next entry.
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def start(self) -> None:
+        """Create the bucket if it is missing, read all records and follow their changes."""
+        await self._bucket.create()
+        await self._following.enter_async_context(self._mirror.running())
+
+    async def close(self) -> None:
+        """Stop following changes."""
+        await self._following.aclose()
+
+    @property
+    def bucket(self) -> str:
+        """Name of the bucket."""
+        return self._bucket.name
+
+    @property
+    def is_readable(self) -> bool:
+        """True while this gateway has read the whole bucket and follows its changes."""
+        return self._mirror.is_following
+
+    def __iter__(self) -> Iterator[StreamRecord]:
+        return iter([r for r, _ in self._records.values() if r is not None and r.state is StreamPhase.READY])
+
+    def unfinished(self) -> list[StreamRecord]:
+        """Return the records of streams that are being created or removed."""
+        found = [record for record, _ in self._records.values()]
+        return [record for record in found if record is not None and record.state is not StreamPhase.READY]
+
+    def known(self, name: str) -> StreamRecord | None:
+        """Return the ready stream of that name from the local mirror; None if the mirror has none."""
+        return self.keyed(encode_name(name))
+
+    def keyed(self, key: str) -> StreamRecord | None:
+        """Return the ready stream with that bucket key (its encoded name) from the local mirror, or None."""
+        record, _ = self._records.get(key, (None, 0))
+        return record if record is not None and record.state is StreamPhase.READY else None
+
+    def revision(self, name: str) -> int:
+        """Return the revision of a stream's record that this gateway knows; 0 for none."""
+        return self._records.get(encode_name(name), (None, 0))[1]
+
+    async def seen(self, name: str, revision: int) -> None:
+        """Wait until this gateway knows at least this revision of a stream's record."""
+        while self.revision(name) < revision:
+            entry = asyncio.get_running_loop().create_future()
+            self._waiting.append(entry)
+            await entry
+
+    async def find(self, name: str) -> StreamRecord:
+        """Return the stream of that name. If the mirror does not have it, read the bucket.
+
+        Raises:
+            RpcError: NOT_FOUND: the stream does not exist or is not ready. UNAVAILABLE: the bucket was
+                deleted.
+        """
+        record = self.known(name)
+        if record is None:
+            record = await self.refresh(name)
+        if record is None or record.state is not StreamPhase.READY:
+            raise RpcError(StatusCode.NOT_FOUND, "No such stream")
+        return record
+
+    async def create(self, record: StreamRecord) -> None:
+        """Store the record of a new stream.
+
+        Raises:
+            RpcError: ALREADY_EXISTS: a stream of that name exists. ABORTED: other gateways changed the record
+                during all 20 attempts. UNAVAILABLE: the bucket was deleted.
+        """
+        key = encode_name(record.name)
+        for _ in range(_TRIES):
+            there, revision = self._records.get(key, (None, 0))
+            if there is not None:
+                # The stream may just have been removed.
+                there = await self.refresh(record.name)
+                revision = self._records[key][1]
+            if there is not None:
+                raise RpcError(StatusCode.ALREADY_EXISTS, "stream already exists")
+            try:
+                await self._put(key, record, revision)
+            except WrongLastSequenceError:
+                await self.refresh(record.name)
+            else:
+                return
+        raise RpcError(StatusCode.ABORTED, "other gateways keep changing the stream: retry later")
+
+    async def change(self, name: str, change: Callable[[StreamRecord], StreamRecord]) -> StreamRecord:
+        """Change a stream's record atomically, with retries if other gateways change it at the same time.
+
+        Args:
+            name: Name of the stream.
+            change: Returns the new record for the current one. It may be called several times.
+
+        Returns:
+            The record that is stored now.
+
+        Raises:
+            RpcError: NOT_FOUND: the stream does not exist. ABORTED: other gateways changed the record during
+                all 20 attempts. UNAVAILABLE: the bucket was deleted.
+        """
+        key = encode_name(name)
+        for _ in range(_TRIES):
+            record, revision = self._records.get(key, (None, 0))
+            if record is None:
+                record = await self.refresh(name)
+                revision = self._records.get(key, (None, 0))[1]
+            if record is None:
+                raise RpcError(StatusCode.NOT_FOUND, "No such stream")
+            changed = change(record)
+            if changed == record:
+                return record
+            try:
+                await self._put(key, changed, revision)
+            except WrongLastSequenceError:
+                await self.refresh(name)
+            else:
+                return changed
+        raise RpcError(StatusCode.ABORTED, "other gateways keep changing the stream: retry later")
+
+    async def clear_event(self, name: str, token: str) -> None:
+        """Remove a published event from a stream's record, if the stream still exists."""
+        try:
+            await self.change(name, lambda record: record.without_event(token))
+        except RpcError as exc:
+            if exc.code != StatusCode.NOT_FOUND:
+                raise
+
+    async def remove(self, name: str) -> None:
+        """Remove a stream's record.
+
+        Raises:
+            RpcError: UNAVAILABLE: the bucket was deleted.
+        """
+        key = encode_name(name)
+        async with self._writing():
+            revision = await self._bucket.delete(key)
+        self._on_entry(BucketEntry(key, None, revision))
+
+    async def _put(self, key: str, record: StreamRecord, revision: int) -> None:
+        data = record.to_json()
+        async with self._writing():
+            written = await self._bucket.put(key, data, revision=revision)
+        self._on_entry(BucketEntry(key, data, written))
+
+    @asynccontextmanager
+    async def _writing(self) -> AsyncIterator[None]:
+        """Name the bucket if a write fails because the bucket was deleted: nothing answers such a write."""
+        try:
+            yield
+        except NoJetStreamError as exc:
+            try:
+                await self._bucket.js.stream(self._bucket.stream)
+            except StreamNotFoundError:
+                raise _bucket_is_gone() from exc
+            except LiftEnvelopeError:
+                pass  # the error of the write counts
+            raise
+
+    async def refresh(self, name: str) -> StreamRecord | None:
+        """Read a stream's record from the bucket into the mirror and return it, in any state.
+
+        The leader of the bucket answers. A replica that lags would answer with the record that has just
+        caused a conflict.
+
+        Raises:
+            RpcError: UNAVAILABLE: the bucket was deleted, so nobody knows whether the stream exists.
+        """
+        key = encode_name(name)
+        try:
+            entry = await self._bucket.get(key)
+        except StreamNotFoundError as exc:
+            raise _bucket_is_gone() from exc
+        self._on_entry(entry)
+        return self._records.get(key, (None, 0))[0]
+
+    def _on_entry(self, entry: BucketEntry) -> None:
+        """Apply an entry, own or mirrored; report the change if the stream is or was ready."""
+        before, revision = self._records.get(entry.key, (None, 0))
+        if entry.revision <= revision:
+            return  # already known, such as an own write that the mirror reports
+        record = None if entry.value is None else StreamRecord.from_json(entry.value)
+        self._records[entry.key] = (record, entry.revision)
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+        seen = [r if r is not None and r.state is StreamPhase.READY else None for r in (before, record)]
+        for sign, known in zip((-1, 1), seen, strict=True):
+            if known is not None and known.name not in RESERVED:
+                self.streams += sign
+                self.partitions += sign * len(known.partitions)
+        if seen != [None, None] and seen[0] != seen[1]:
+            self._on_change(*seen)
+
+
+def _bucket_is_gone() -> RpcError:
+    text = f"the bucket {BUCKET} with the records of all streams does not exist any more"
+    remedy = "restore it from a backup, or restart a gateway to create an empty one"
+    return RpcError(StatusCode.UNAVAILABLE, f"{text}: {remedy}")

@@ -1,0 +1,429 @@
+"""Leader work for partitions: sends acks, compacts, and pauses idle partitions.
+
+One background task reconciles the partitions led here with those that this gateway should lead. Each change
+of a stream or of the gateways wakes the task, which waits for a valid lease before it acts. A full pass every
+30 s catches failures that no change announced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope._checks import RESERVED
+from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
+from liftenvelope.gateway._acks.checked import CheckedIntake
+from liftenvelope.gateway._acks.reader import PartitionAckReader
+from liftenvelope.gateway._cluster.brokers import leader_of
+from liftenvelope.gateway._leader.bindings import Bindings
+from liftenvelope.gateway._leader.compaction import CompactionBudget, Compactor
+from liftenvelope.gateway._partitions.recordings import is_as_recorded
+from liftenvelope.jetstream.watch import watch_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from liftenvelope.gateway._cluster.records import StreamRecord
+    from liftenvelope.gateway._core import Core
+    from liftenvelope.gateway._readers.reads import OpenReads
+    from liftenvelope.gateway._streams.service import StreamService
+
+__all__ = ["Leading"]
+
+_log: Final = logging.getLogger("liftenvelope.gateway")
+#: Partitions whose leader work starts concurrently.
+_AT_ONCE: Final = 16
+#: Most streams whose subjects are checked one by one, without the list of all streams.
+_ONE_BY_ONE: Final = 16
+#: Delay before a retry after a failure, in seconds.
+_RETRY: Final = 1.0
+#: Interval of full passes when no change was reported, in seconds.
+_SELDOM: Final = 30.0
+#: Idle checks of a partition within its ``autoPauseTime``.
+_LOOKS: Final = 4
+#: Least delay between two idle checks, in seconds.
+_SHORTEST_LOOK: Final = 0.05
+#: Default compaction interval of a stream, in seconds, as in Liftbridge.
+_CLEANER_INTERVAL: Final = 300.0
+#: Heartbeat interval of an ack reader's consumer, in seconds. Long, because thousands of partitions may be
+#: idle. A lost connection or consumer is noticed without heartbeats.
+_HEARTBEAT: Final = 300.0
+
+
+class Leading:
+    """Starts and stops leader work as streams and gateways come and go.
+
+    Args:
+        core: The gateway's parts.
+        streams: Pauses partitions and cleans up the unfinished work of dead gateways.
+        reads: Subscriptions open at this gateway.
+
+    Attributes:
+        bindings: State of the acks of the partitions led here.
+        compaction: Limits and counts of the compactions.
+    """
+
+    def __init__(self, core: Core, streams: StreamService, reads: OpenReads) -> None:
+        self._core = core
+        self._streams = streams
+        self._reads = reads
+        self.compaction = CompactionBudget()
+        self.bindings = Bindings()
+        # Partitions led here, by stream, then by partition.
+        self._led: dict[str, dict[int, _Led]] = {}
+        self._wanted = asyncio.Event()
+        # Names of the streams to reconcile; None for all.
+        self._changed: set[str] | None = None
+        # Set if the next full pass must compare JetStream's subjects with the stream records.
+        self._check = True
+        # Number of partitions that the log has said to be led here.
+        self._told = 0
+        self._task: asyncio.Task[None] | None = None
+        self._watch = watch_of(core.nc)
+
+    async def start(self) -> None:
+        """Start the background task that reconciles the partitions led here."""
+        self._wanted.set()
+        self._watch.add(self)
+        self._task = asyncio.create_task(self._run(), name="lead partitions")
+
+    async def close(self) -> None:
+        """Stop leading all partitions."""
+        self._watch.remove(self)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        led, self._led = self._led, {}
+        await asyncio.gather(*(one.close() for parts in led.values() for one in parts.values()))
+
+    def readers(self) -> list[tuple[str, str, PartitionAckReader]]:
+        """Return the ack readers of the partitions led here, with their streams, here and in JetStream."""
+        return [(name, led.stream, led.acks) for name, parts in self._led.items() for led in parts.values()]
+
+    async def catch_up(self) -> None:
+        """Wait until every message now stored in the partitions led here has its ack.
+
+        Raises:
+            LiftEnvelopeError: JetStream does not report how many messages are stored.
+        """
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(led: _Led) -> None:
+            async with limit:
+                await led.catch_up()
+
+        await asyncio.gather(*(one(led) for parts in self._led.values() for led in parts.values()))
+
+    def stream_changed(self, before: StreamRecord | None, after: StreamRecord | None) -> None:
+        """Reconcile a stream whose record changed."""
+        known = before if after is None else after
+        if known is not None:
+            self.look(known.name)
+
+    def look(self, stream: str | None = None, *, gateways: bool = False) -> None:
+        """Request a reconciliation in the background.
+
+        Args:
+            stream: Name of the stream to reconcile; None for all streams.
+            gateways: Whether the set of gateways changed. A gateway that is gone may have died in the middle
+                of a change, so the subjects in JetStream are checked as well.
+        """
+        self._check = self._check or gateways
+        if stream is None:
+            self._changed = None
+        elif self._changed is not None:
+            self._changed.add(stream)
+        self._wanted.set()
+
+    # Callbacks of the connection's watch
+
+    def lost(self) -> None:
+        """Note that all partitions lose their ack consumers with the connection."""
+        self.bindings.disturb()
+
+    def restored(self) -> None:
+        """Wait until all partitions have ack consumers again."""
+        self.bindings.disturb()
+        # By then the watch has told the readers, which then have no consumers.
+        asyncio.get_running_loop().call_soon(self.bindings.restored)
+
+    def gone(self, reason: str) -> None:  # noqa: ARG002 - the readers report it
+        """Note that all partitions lose their ack consumers with the connection."""
+        self.bindings.disturb()
+
+    # Reconciliation
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(_SELDOM):
+                    await self._wanted.wait()
+            except TimeoutError:
+                self._changed = None  # something may have failed without a notification
+            self._wanted.clear()
+            # With a valid lease this gateway has also read the beats that others wrote before its own.
+            if not await self._core.brokers.lease():
+                return
+            names, self._changed = self._changed, set()
+            try:
+                await self._settle(names)
+            except LiftEnvelopeError as exc:
+                _log.warning("could not start or stop the work for all partitions, retrying: %s", exc)
+                self._look_again()
+
+    def _look_again(self) -> None:
+        asyncio.get_running_loop().call_later(_RETRY, self.look)
+
+    async def _settle(self, names: set[str] | None) -> None:
+        """Start and stop leader work so that it matches the records of ``names``, or of all streams."""
+        registry = self._core.registry
+        known = registry if names is None else [registry.known(name) for name in names]
+        wanted = self._to_lead(record for record in known if record is not None)
+        looked_at = set(self._led) if names is None else names
+        await asyncio.gather(*(self._end(name, wanted) for name in looked_at if name in self._led))
+        limit = asyncio.Semaphore(_AT_ONCE)
+        self.bindings.drop_unwanted(names, wanted)
+        new = [key for key in wanted if key[1] not in self._led.get(key[0], {})]
+        for key in new:
+            self.bindings.expect(key)
+        begun = await asyncio.gather(*(self._begin(key, limit) for key in new))
+        self._tell(by_clients=names is not None)
+        if names is None:
+            self.bindings.passed()
+        # Deletions take JetStream as long as creations, and no ack waits for them.
+        await asyncio.gather(*(led.take_over(limit) for led in begun if led is not None))
+        if names is not None:
+            return
+        await self._finish_work()
+        if self._check:
+            self._check = False
+            await self._check_subjects({name for name, partition in wanted if partition == 0})
+
+    def _tell(self, *, by_clients: bool) -> None:
+        """Log the number of partitions led here, if it has changed.
+
+        Args:
+            by_clients: True if clients have changed streams. That is logged for debugging alone: they may do
+                so all the time.
+        """
+        now = sum(map(len, self._led.values()))
+        before, self._told = self._told, now
+        if now != before:
+            level = logging.DEBUG if by_clients else logging.INFO
+            _log.log(level, "leads %d partitions, %d before", now, before, extra={"partitions": now})
+
+    def _to_lead(self, records: Iterable[StreamRecord]) -> dict[tuple[str, int], str]:
+        return {
+            (record.name, number): record.id
+            for record in records
+            if record.name not in RESERVED
+            for number in range(len(record.partitions))
+            if self._core.brokers.is_leader(record.name, number)
+        }
+
+    async def _end(self, name: str, wanted: dict[tuple[str, int], str]) -> None:
+        """Stop leader work for the partitions of a stream that are not in ``wanted``."""
+        led = self._led[name]
+        old = [number for number, one in led.items() if wanted.get((name, number)) != one.record_id]
+        closing = [led.pop(number) for number in old]
+        if not led:
+            del self._led[name]
+        await asyncio.gather(*(one.close() for one in closing))
+        for number in old:
+            self.bindings.drop((name, number))
+
+    async def _begin(self, key: tuple[str, int], limit: asyncio.Semaphore) -> _Led | None:
+        """Start the leader work for a partition; return None if that is not possible now."""
+        record = self._core.registry.known(key[0])
+        if record is None:
+            self.bindings.drop(key)
+            return None
+        led = _Led(self._core, self._streams, self._reads, record, key[1], self.compaction, self.bindings)
+        async with limit:
+            try:
+                await led.start()
+            except StreamNotFoundError:
+                # Deleted: the registry is about to report that, unless the storage alone was removed.
+                self.bindings.note(key, False)
+                return None
+            except LiftEnvelopeError as exc:
+                text = "%s, partition %d: could not start sending acks, retrying: %s"
+                _log.warning(text, *key, exc, extra={"stream": key[0], "partition": key[1]})
+                self.bindings.note(key, False)
+                self._look_again()
+                return None
+        self._led.setdefault(key[0], {})[key[1]] = led
+        return led
+
+    async def _finish_work(self) -> None:
+        """Clean up unfinished creations, deletions and probes, and publish the events left over.
+
+        Only one living gateway does this for dead gateways, so that not all do it at once.
+        """
+        alive = self._core.brokers.alive
+        of_the_dead = leader_of("", 0, alive) == self._core.options.id
+        try:
+            await self._streams.finish_work(alive, of_the_dead=of_the_dead)
+            await self._streams.tell_left_over(alive, of_the_dead=of_the_dead)
+            if of_the_dead:
+                await self._core.storage.remove_old_probes()
+        except LiftEnvelopeError as exc:
+            _log.warning("could not clean up an unfinished stream, event or probe, retrying: %s", exc)
+            self._look_again()
+
+    async def _check_subjects(self, names: Iterable[str]) -> None:
+        """Repair the subjects of streams: a gateway may have died between two steps of a change."""
+        for name in await self._to_check(set(names)):
+            try:
+                await self._streams.repair(name)
+            except StreamNotFoundError:
+                continue  # deleted meanwhile
+            except LiftEnvelopeError as exc:
+                _log.warning("could not check the subjects of stream %s, retrying: %s", name, exc)
+                self._check = True
+                self._look_again()
+
+    async def _to_check(self, names: set[str]) -> set[str]:
+        """Return the streams whose subjects must be checked one by one.
+
+        Many streams are compared with the list of all streams first, 256 of them per request.
+        """
+        if len(names) <= _ONE_BY_ONE:
+            return names
+        try:
+            recordings = await self._core.storage.recordings()
+        except LiftEnvelopeError:
+            return names  # each check reports what JetStream does not answer
+        records = [self._core.registry.known(name) for name in names]
+        return {one.name for one in records if one is not None and not is_as_recorded(one, recordings)}
+
+
+class _Led:
+    """Leader work for one partition: acks, checked offsets, idle pausing and compaction."""
+
+    def __init__(
+        self,
+        core: Core,
+        streams: StreamService,
+        reads: OpenReads,
+        record: StreamRecord,
+        partition: int,
+        compaction: CompactionBudget,
+        bindings: Bindings,
+    ) -> None:
+        self._core = core
+        self._streams = streams
+        self._reads = reads
+        self._name = record.name
+        self.record_id = record.id
+        self._partition = partition
+        self.stream = record.stream_of(partition)
+        self._idle_time = record.setting("autoPauseTime") / 1000
+        self._unless_read = bool(record.setting("autoPauseDisableIfSubscribers"))
+        self.acks = PartitionAckReader(
+            core.nc,
+            jetstream_stream=self.stream,
+            stream=record.name,
+            # Liftbridge reports the stream's subject as the subject of every partition.
+            partition_subject=record.subject,
+            api_prefix=core.js.api.prefix,
+            heartbeat=_HEARTBEAT,
+            on_error=self._tell,
+            may_ack=partial(core.brokers.leads, record.name, partition),
+            inboxes=core.ack_inboxes.prefixes,
+            on_refused=self._warn_of,
+            on_bound=partial(bindings.note, (record.name, partition)),
+            on_acked=bindings.acked,
+        )
+        self._intake: CheckedIntake | None = None
+        if record.checks_offsets:
+            self._intake = CheckedIntake(
+                core.js, record, partition, inboxes=core.ack_inboxes, on_error=self._tell
+            )
+        self._idle: asyncio.Task[None] | None = None
+        self._compactor: Compactor | None = None
+        if record.setting("compactEnabled"):
+            interval = record.setting("cleanerInterval") / 1000 or _CLEANER_INTERVAL
+            self._compactor = Compactor(
+                core.js, self.stream, interval=interval, budget=compaction, is_wanted=self._is_there
+            )
+
+    async def start(self) -> None:
+        """Start all parts. If one fails, stop those already started."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self) -> None:
+        await self.acks.start(take_over=False)
+        if self._intake is not None:
+            await self._intake.start()
+        if self._idle_time:
+            self._idle = asyncio.create_task(self._pause_when_idle(), name=f"idle {self.stream}")
+        if self._compactor is not None:
+            await self._compactor.start()
+
+    async def take_over(self, limit: asyncio.Semaphore) -> None:
+        """Delete the ack consumers that earlier leaders have left."""
+        async with limit:
+            await self.acks.take_over()
+
+    async def catch_up(self) -> None:
+        """Wait until every message now stored in the partition has its ack."""
+        await self.acks.catch_up()
+
+    async def close(self) -> None:
+        """Stop all parts."""
+        if self._intake is not None:
+            await self._intake.close()
+        if self._idle is not None:
+            self._idle.cancel()
+            await asyncio.wait([self._idle])
+        if self._compactor is not None:
+            await self._compactor.close()
+        await self.acks.close()
+
+    def _is_there(self) -> bool:
+        """Return False once this gateway knows that the stream was deleted or made anew."""
+        record = self._core.registry.known(self._name)
+        return record is not None and record.id == self.record_id
+
+    def _leads(self) -> bool:
+        return self._core.brokers.leads(self._name, self._partition)
+
+    def _tell(self, error: LiftEnvelopeError) -> None:
+        where = {"stream": self._name, "partition": self._partition}
+        _log.warning("acks of %s, partition %d: %s", self._name, self._partition, error, extra=where)
+
+    def _warn_of(self, inbox: bytes) -> None:
+        now = asyncio.get_running_loop().time()
+        self._core.ack_inboxes.warn(self._name, self._partition, inbox, now)
+
+    async def _pause_when_idle(self) -> None:
+        """Pause the partition after ``autoPauseTime`` without new messages.
+
+        Open subscriptions count as activity if the stream sets ``autoPauseDisableIfSubscribers``. Only a
+        gateway with a valid lease pauses the partition.
+        """
+        loop = asyncio.get_running_loop()
+        newest, since = -2, loop.time()
+        while True:
+            await asyncio.sleep(max(self._idle_time / _LOOKS, _SHORTEST_LOOK))
+            record = self._core.registry.known(self._name)
+            if record is None:
+                return
+            try:
+                state = await self._core.storage.state(self.stream)
+                read = self._unless_read and self._reads.has(self._name, self._partition)
+                if state.newest != newest or read or record.partitions[self._partition].paused:
+                    newest, since = state.newest, loop.time()
+                elif loop.time() - since >= self._idle_time and self._leads():
+                    await self._streams.set_paused(self._name, [self._partition])
+            except StreamNotFoundError:
+                return
+            except LiftEnvelopeError as exc:
+                _log.warning("%s, partition %d: not paused: %s", self._name, self._partition, exc)

@@ -1,0 +1,1 @@
+"""Starts the parts of a gateway, drains its calls and stops it."""

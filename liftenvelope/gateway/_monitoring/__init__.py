@@ -1,0 +1,1 @@
+"""Readiness, lag and dropped messages of a gateway."""

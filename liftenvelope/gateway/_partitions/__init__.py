@@ -1,0 +1,1 @@
+"""Partitions as streams of JetStream: stores, inspects and reads them."""

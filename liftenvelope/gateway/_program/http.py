@@ -1,0 +1,301 @@
+"""HTTP server of a command: ``/healthz``, ``/readyz``, ``/metrics``, and pages below further paths.
+
+aiohttp limits neither the number of connections nor the time that a client takes to send its request.
+Therefore each connection goes through :class:`_Connection`: it carries one request, of a limited size, and
+ends after a limited time whatever its client does. When too many are open, the oldest one is closed: a new
+one may be a probe, and the oldest ones are those of clients that send nothing.
+
+A stream of events of a page has no time limit. It counts among the connections and can be the oldest one:
+browsers open it again.
+
+Metrics are rendered in pieces between turns of the event loop, for all requests of half a second together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
+
+from liftenvelope.gateway._program.monitored import NO_PAGES, Monitored, Pages
+from liftenvelope.gateway.metrics import GatewayCollector
+from liftenvelope.rpc.listening import Listener
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric as Exposed
+
+    from liftenvelope.gateway._gateway import Gateway
+    from liftenvelope.gateway.limits import Limits
+
+__all__ = ["GatewayMonitor", "HttpServer"]
+
+_log: Final = logging.getLogger("liftenvelope.gateway.http")
+#: Seconds to wait for the metrics that only JetStream knows.
+_REFRESH: Final = 2.0
+#: Seconds for which rendered metrics answer further requests.
+_FRESH: Final = 0.5
+#: Seconds for open requests when the server closes.
+_ENDING: Final = 1.0
+_EVENTS: Final = "text/event-stream"
+#: Seconds for a TLS handshake, which this server does not do.
+_HANDSHAKE: Final = 10.0
+
+
+class GatewayMonitor:
+    """The health and the metrics of a gateway, started or not.
+
+    Args:
+        gateway: The gateway.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._collector = GatewayCollector(gateway)
+        self._process = ProcessCollector(registry=None)
+
+    @property
+    def limits(self) -> Limits:
+        """Limits on clients."""
+        return self._gateway.limits
+
+    def look(self) -> tuple[bool, str]:
+        """Return whether the gateway is ready, and a line for each unmet condition."""
+        readiness = self._gateway.readiness()
+        if readiness.is_ready:
+            return True, "ready\n"
+        return False, "".join(f"{name}: {reason}\n" for name, reason in readiness.reasons.items())
+
+    async def families(self) -> list[Exposed]:
+        """Return the metrics of the gateway and of its process, all of one moment."""
+        await self._gateway.refresh_metrics(timeout=_REFRESH)
+        return [*self._collector.collect(), *self._process.collect()]
+
+
+class HttpServer:
+    """Serves health, metrics and pages.
+
+    Args:
+        source: Tells the health and the metrics; its limits apply.
+        pages: Applications by their paths.
+    """
+
+    def __init__(self, source: Monitored, pages: Pages = NO_PAGES) -> None:
+        self._source = source
+        self._scrape = _Scrape(source)
+        self._connections: dict[_Connection, None] = {}
+        app = web.Application()
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._metrics)
+        for path, page in pages.items():
+            app.router.add_get(path, _slash_added)
+            app.add_subapp(path, page)
+        app.on_response_prepare.append(self._close_afterwards)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=_quiet_logger(),
+            keepalive_timeout=0.0,
+            lingering_time=0.0,
+            shutdown_timeout=_ENDING,
+        )
+        self._listener = Listener(
+            self._connection, tls=None, is_full=lambda _: False, handshake_timeout=_HANDSHAKE
+        )
+
+    async def start(self, host: str, port: int) -> str:
+        """Start to listen; return the address, as ``host:port``.
+
+        Args:
+            host: Host name or IP address to listen on.
+            port: Port to listen on; 0 for any free port.
+
+        Raises:
+            TransportError: Binding or listening failed.
+        """
+        await self._runner.setup()
+        await self._listener.start(host, port)
+        return self._listener.address
+
+    async def close(self) -> None:
+        """Stop listening and close all connections. Closing a server that did not start is fine."""
+        self._listener.close()
+        await self._listener.wait_closed()
+        await self._runner.cleanup()
+        for connection in list(self._connections):
+            connection.abort()
+        await self._scrape.close()
+
+    def _connection(self) -> _Connection:
+        assert self._runner.server is not None
+        limits = self._source.limits
+        while len(self._connections) >= limits.max_http_connections:
+            next(iter(self._connections)).abort()
+        return _Connection(
+            self._connections,
+            self._runner.server(),
+            max_bytes=limits.max_http_request_bytes,
+            timeout=limits.http_timeout,
+        )
+
+    async def _close_afterwards(self, request: web.Request, response: web.StreamResponse) -> None:
+        response.force_close()
+        response.headers["Connection"] = "close"
+        response.headers["Server"] = "liftenvelope"
+        if response.content_type == _EVENTS:
+            for connection in self._connections:
+                if connection.carries(request):
+                    connection.keep()
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        is_ready, text = self._source.look()
+        return web.Response(status=200 if is_ready else 503, text=text)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        body = await self._scrape.result()
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def _slash_added(request: web.Request) -> web.Response:
+    """Redirect to the path with a slash at its end, so that links of the page are below it."""
+    return web.Response(status=308, headers={"Location": f"{request.path.rpartition('/')[2]}/"})
+
+
+def _quiet_logger() -> logging.Logger:
+    """Return a logger without the records of malformed requests: any peer could fill the log with them."""
+    logger = _log.getChild("requests")
+    logger.addFilter(_is_own_fault)
+    return logger
+
+
+def _is_own_fault(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+class _Connection(asyncio.Protocol):
+    """Passes a connection to aiohttp, with limits on its bytes and its time.
+
+    Args:
+        connections: All open connections, the oldest first.
+        inner: aiohttp's protocol.
+        max_bytes: Most bytes to receive.
+        timeout: Seconds until the connection is closed.
+    """
+
+    def __init__(
+        self,
+        connections: dict[_Connection, None],
+        inner: asyncio.Protocol,
+        *,
+        max_bytes: int,
+        timeout: float,
+    ) -> None:
+        self._connections = connections
+        self._inner = inner
+        self._left = max_bytes
+        self._transport: asyncio.Transport | None = None
+        self._timer = asyncio.get_running_loop().call_later(timeout, self.abort)
+        # From the start: the limit holds also for connections that are not handed over yet.
+        connections[self] = None
+
+    def carries(self, request: web.Request) -> bool:
+        """Return True if the request came by this connection."""
+        return self._transport is not None and request.transport is self._transport
+
+    def keep(self) -> None:
+        """Let the connection last for as long as the server sends events."""
+        self._timer.cancel()
+
+    def abort(self) -> None:
+        """Close the connection without sending the rest."""
+        self._forget()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _forget(self) -> None:
+        self._timer.cancel()
+        self._connections.pop(self, None)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Pass the new connection to aiohttp."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._inner.connection_made(transport)
+        if self not in self._connections:  # closed meanwhile, to make room
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Pass received bytes to aiohttp, up to the limit."""
+        self._left -= len(data)
+        if self._left < 0:
+            self.abort()
+        else:
+            self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """Tell aiohttp that the client sends nothing more."""
+        return self._inner.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._forget()
+        self._inner.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Tell aiohttp that the client does not take the response."""
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Tell aiohttp that the client takes the response again."""
+        self._inner.resume_writing()
+
+
+class _Scrape:
+    """Renders metrics, once for all requests at about the same time."""
+
+    def __init__(self, source: Monitored) -> None:
+        self._source = source
+        self._rendering: asyncio.Task[bytes] | None = None
+        self._expires = 0.0
+
+    async def result(self) -> bytes:
+        """Return the metrics in Prometheus's text format."""
+        now = asyncio.get_running_loop().time()
+        if self._rendering is None or (self._rendering.done() and now >= self._expires):
+            self._rendering = asyncio.create_task(self._render(), name="render metrics")
+        return await asyncio.shield(self._rendering)
+
+    async def close(self) -> None:
+        """Cancel the rendering."""
+        if self._rendering is not None:
+            self._rendering.cancel()
+            await asyncio.wait([self._rendering])
+
+    async def _render(self) -> bytes:
+        # One moment for all values. Rendering takes several times as long as reading.
+        families = await self._source.families()
+        self._expires = asyncio.get_running_loop().time() + _FRESH
+        pieces = []
+        for family in families:
+            pieces.append(generate_latest(_Registry([family])))
+            await asyncio.sleep(0)
+        return b"".join(pieces)
+
+
+class _Registry:
+    """Metrics in the shape that prometheus_client renders."""
+
+    def __init__(self, families: Iterable[Exposed]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Exposed]:
+        """Yield the metrics."""
+        return iter(self._families)

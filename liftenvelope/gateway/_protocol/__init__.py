@@ -1,0 +1,1 @@
+"""Terms of Liftbridge's API for JetStream: names, requests, subjects and statuses."""

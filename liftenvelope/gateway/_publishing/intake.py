@@ -1,0 +1,198 @@
+"""Takes in messages of publish calls: looks up their targets and stores them in JetStream.
+
+A partition that copies from another stream is an exception: JetStream's ack holds the sequence in the source,
+not in the copy. Such an envelope names the gateway's own ack inbox, and the partition's leader sends the ack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope._checks import RESERVED
+from liftenvelope._pb import api_pb2
+from liftenvelope.envelope import new_message
+from liftenvelope.errors import LiftEnvelopeError, NoJetStreamError
+from liftenvelope.gateway._protocol.failures import TOO_LARGE, has_no_room, status_of
+from liftenvelope.gateway._publishing.targets import PublishTarget, ack_of
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from liftenvelope.gateway._core import Core
+    from liftenvelope.gateway._streams.service import StreamService
+    from liftenvelope.jetstream.publish_frames import PubAck
+
+__all__ = ["Intake"]
+
+_NONE: Final = api_pb2.NONE
+_ANY_OFFSET: Final = -1
+#: Statuses of a publish that JetStream has no room for, or leaves unanswered for lack of room.
+_STORAGE_CODES: Final = (StatusCode.INTERNAL, StatusCode.DEADLINE_EXCEEDED, StatusCode.UNAVAILABLE)
+#: Header of an envelope that holds an ack.
+_ACK_HEADER: Final = b"\xb9\x0e\x43\xb4\0\x08\0\x01"
+
+
+class Intake:
+    """Stores the messages of Publish and PublishAsync calls.
+
+    Args:
+        core: The gateway's parts.
+        streams: Resumes paused partitions.
+    """
+
+    def __init__(self, core: Core, streams: StreamService) -> None:
+        self._core = core
+        self._streams = streams
+        self._targets: dict[tuple[str, int], PublishTarget] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+
+    async def target(self, request: api_pb2.PublishRequest) -> PublishTarget:
+        """Return the target of a message, after checking the message and resuming a paused partition.
+
+        Raises:
+            RpcError: INVALID_ARGUMENT: no stream is named, the stream is reserved, or it checks offsets and
+                the ack policy is NONE. NOT_FOUND: the stream or partition does not exist.
+                FAILED_PRECONDITION: the partition is readonly.
+        """
+        name, partition = request.stream, request.partition
+        target = self._targets.get((name, partition))
+        record = self._core.registry.known(name)
+        if target is None or target.record is not record:
+            target = await self._new_target(name, partition)
+        if target.record.checks_offsets and request.ackPolicy == _NONE:
+            text = "stream with concurrency control must have AckPolicy set"
+            raise RpcError(StatusCode.INVALID_ARGUMENT, text)
+        return target
+
+    async def _new_target(self, name: str, partition: int) -> PublishTarget:
+        if not name:
+            raise RpcError(StatusCode.INVALID_ARGUMENT, "no stream provided")
+        if name in RESERVED:
+            raise RpcError(StatusCode.INVALID_ARGUMENT, "Stream is reserved")
+        record = await self._core.partition(name, partition)
+        if record.partitions[partition].readonly:
+            raise RpcError(StatusCode.FAILED_PRECONDITION, "readonly partition")
+        if record.partitions[partition].paused:
+            record = await self._streams.resume(name, partition)
+        target = PublishTarget(record, partition, record.subject_of(partition), record.stream_of(partition))
+        self._targets[name, partition] = target
+        return target
+
+    async def check_replicas(self, target: PublishTarget, request: api_pb2.PublishRequest) -> None:
+        """Check that a stored message may be acked.
+
+        Raises:
+            RpcError: DEADLINE_EXCEEDED: too few replicas are in sync for ``ALL``.
+        """
+        replicas = self._core.storage.replicas
+        await replicas.check(target.record, target.partition, request.ackPolicy)
+
+    async def store(
+        self,
+        target: PublishTarget,
+        request: api_pb2.PublishRequest,
+        *,
+        own_inbox: bool,
+        timeout: float | None,
+    ) -> asyncio.Future[PubAck]:
+        """Send a message to JetStream and return the future of its ack.
+
+        The publish is not retried, because a retry could change the order of messages.
+
+        Args:
+            target: Target of the message.
+            request: The request of the client.
+            own_inbox: Whether the client's ack inbox gets an ack as well.
+            timeout: Seconds to wait for JetStream's ack; None or 0 for the gateway's ``ack_timeout``.
+
+        Raises:
+            RpcError: INVALID_ARGUMENT: the envelope is too large, or ``expectedOffset`` is below -1.
+        """
+        options: dict[str, Any] = {}
+        if own_inbox and request.ackInbox:
+            options = {
+                "ack_inbox": request.ackInbox,
+                "correlation_id": request.correlationId,
+                "ack_policy": request.ackPolicy,
+            }
+        envelope = new_message(request.value, key=request.key, headers=request.headers, **options)
+        self.check_size(envelope)
+        seconds = timeout or self._core.options.ack_timeout
+        if target.record.partitions[target.partition].source is not None:
+            return await self._store_in_copy(target, request, own_inbox=own_inbox, timeout=seconds)
+        expected = None
+        if target.record.checks_offsets and request.expectedOffset != _ANY_OFFSET:
+            # An offset is its sequence minus 1, so the expected offset equals the sequence before it.
+            expected = request.expectedOffset
+        if expected is None:
+            return await self._core.js.publish_async(
+                target.intake, envelope, timeout=seconds, retry_attempts=0
+            )
+        if expected < 0:
+            raise RpcError(StatusCode.INVALID_ARGUMENT, f"expectedOffset must be at least -1, got {expected}")
+        return await self._core.js.publish_async(
+            target.intake, envelope, timeout=seconds, expected_last_sequence=expected, retry_attempts=0
+        )
+
+    async def _store_in_copy(
+        self, target: PublishTarget, request: api_pb2.PublishRequest, *, own_inbox: bool, timeout: float
+    ) -> asyncio.Future[PubAck]:
+        """Store a message whose subject another stream records; the future has its sequence in the copy."""
+        future = await self._core.copies.publish(
+            target.record.name,
+            target.subject,
+            request.value,
+            key=request.key,
+            headers=request.headers,
+            timeout=timeout,
+        )
+        if own_inbox and request.ackPolicy != _NONE and request.ackInbox:
+            future.add_done_callback(partial(self._pass_on, target, request))
+        return future
+
+    def _pass_on(
+        self, target: PublishTarget, request: api_pb2.PublishRequest, future: asyncio.Future[PubAck]
+    ) -> None:
+        """Send the ack to the client's inbox as well: the envelope names the gateway's own inbox."""
+        if future.cancelled() or future.exception() is not None:
+            return
+        ack = _ACK_HEADER + ack_of(target, request, future.result().sequence).SerializeToString()
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._core.nc.publish(request.ackInbox, ack))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    @property
+    def max_message(self) -> int:
+        """Size of the largest envelope, in bytes."""
+        return min(self._core.options.limits.max_message_bytes, self._core.nc.max_payload)
+
+    def check_size(self, envelope: bytes) -> None:
+        """Check that an envelope is not too large.
+
+        Raises:
+            RpcError: INVALID_ARGUMENT: the envelope is larger than :attr:`max_message`.
+        """
+        if len(envelope) > self.max_message:
+            raise RpcError(StatusCode.INVALID_ARGUMENT, TOO_LARGE)
+
+    async def explained(self, error: LiftEnvelopeError, name: str, partition: int) -> RpcError:
+        """Return the status for a failed publish, with the storage fault of the partition if one is known.
+
+        If no stream records the subject, the partition has changed. In that case the target is looked up
+        again, and the error of that lookup is returned if it fails.
+        """
+        if isinstance(error, NoJetStreamError):
+            self._targets.pop((name, partition), None)
+            try:
+                await self._new_target(name, partition)
+            except RpcError as exc:
+                return exc
+        if has_no_room(error):
+            self._core.faults.note(name, partition, str(error))
+        status, cause = status_of(error), self._core.faults.cause(name, partition)
+        if not cause or status.code not in _STORAGE_CODES:
+            return status
+        text = f"stream {name!r}, partition {partition}: {status.description}"
+        return RpcError(status.code, text if cause in text else f"{text} ({cause})")

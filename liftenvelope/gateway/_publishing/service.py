@@ -1,0 +1,174 @@
+"""Serves Publish, PublishAsync and PublishToSubject: stores requests as envelopes in JetStream.
+
+Each message is stored as an envelope with the value, the key and the headers. It therefore reads the same
+whether it came by gRPC or by NATS. The client's ack is made from JetStream's ack. The envelope holds an ack
+inbox only if the client named one: that inbox gets its ack in the same way as that of an envelope published
+on NATS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.envelope import new_message
+from liftenvelope.errors import LiftEnvelopeError, NoJetStreamError
+from liftenvelope.gateway._clients.counts import reason_of
+from liftenvelope.gateway._protocol.failures import TOO_LARGE, status_of
+from liftenvelope.gateway._protocol.requests import read_request, without_content
+from liftenvelope.gateway._protocol.subjects import check_published
+from liftenvelope.gateway._publishing.intake import Intake
+from liftenvelope.gateway._publishing.session import PublishSession
+from liftenvelope.gateway._publishing.targets import ack_of
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from liftenvelope.gateway._core import Core
+    from liftenvelope.gateway._streams.service import StreamService
+    from liftenvelope.jetstream.publish_frames import PubAck
+    from liftenvelope.rpc.server import ServerCall
+
+__all__ = ["PublishService"]
+
+_NONE: Final = api_pb2.NONE
+
+
+class PublishService:
+    """Serves the publish methods.
+
+    Args:
+        core: The gateway's parts.
+        streams: Resumes paused partitions.
+    """
+
+    def __init__(self, core: Core, streams: StreamService) -> None:
+        self._core = core
+        self._intake = Intake(core, streams)
+
+    # One message
+
+    async def publish(self, call: ServerCall) -> None:
+        """Serve Publish. Unlike Liftbridge, wait for the ack even if the client set no deadline.
+
+        Args:
+            call: The call; its timeout limits the wait for JetStream's ack.
+
+        Raises:
+            RpcError: The message was refused or not acked; see
+                :class:`~liftenvelope.gateway._publishing.intake.Intake`. RESOURCE_EXHAUSTED: the client has
+                too many bytes pending.
+        """
+        raw = await call.one_request()
+        counts = self._core.publishes["Publish"]
+        with counts.one(len(raw)) as counted, self._core.quotas.hold(call, len(raw)) as held:
+            request = read_request(api_pb2.PublishRequest, raw, self._core.options.limits)
+            del raw  # not kept while the message waits for its ack
+            self._core.ack_inboxes.check(request.ackInbox)
+            try:
+                target = await self._intake.target(request)
+                future = await self._intake.store(target, request, own_inbox=True, timeout=call.timeout)
+                request = without_content(request)
+                response = api_pb2.PublishResponse()
+                if request.ackPolicy == _NONE:
+                    held.keep_until(future)
+                    counted.settle_with(future)
+                    future.add_done_callback(_forget)
+                else:
+                    sequence = (await future).sequence
+                    await self._intake.check_replicas(target, request)
+                    response.ack.CopyFrom(ack_of(target, request, sequence))
+            except LiftEnvelopeError as exc:
+                raise await self._intake.explained(exc, request.stream, request.partition) from exc
+            await call.send([response.SerializeToString()])
+
+    # Message streams
+
+    async def publish_async(self, call: ServerCall) -> None:
+        """Serve PublishAsync; see :class:`~liftenvelope.gateway._publishing.session.PublishSession`."""
+        await PublishSession(self._intake, self._core, call).run()
+
+    # On a subject
+
+    async def publish_to_subject(self, call: ServerCall) -> None:
+        """Serve PublishToSubject: publish on a subject that any stream may record.
+
+        A message that is too large is answered with the ack error ``TOO_LARGE``.
+
+        Raises:
+            RpcError: UNKNOWN: no subject is named. INVALID_ARGUMENT: the subject or the ack inbox is not
+                allowed. DEADLINE_EXCEEDED: no stream records the subject, or too few replicas are in sync.
+                RESOURCE_EXHAUSTED: the client has too many bytes pending.
+        """
+        raw = await call.one_request()
+        counts = self._core.publishes["PublishToSubject"]
+        with counts.one(len(raw)) as counted, self._core.quotas.hold(call, len(raw)) as held:
+            request = read_request(api_pb2.PublishToSubjectRequest, raw, self._core.options.limits)
+            del raw  # not kept while the message waits for its ack
+            response = api_pb2.PublishToSubjectResponse()
+            try:
+                sent = await self._send(request, call.timeout)
+                request = without_content(request)
+                if request.ackPolicy == _NONE:
+                    held.keep_until(sent)
+                    counted.settle_with(sent)
+                    sent.add_done_callback(_forget)
+                else:
+                    await self._await_ack(request, response.ack, sent)
+            except RpcError as exc:
+                if exc.description != TOO_LARGE:
+                    raise
+                counted.fail(reason_of(exc))
+                refusal = api_pb2.Ack(ackError=api_pb2.Ack.TOO_LARGE, msgSubject=request.subject)
+                response.ack.CopyFrom(refusal)
+                response.ack.correlationId = request.correlationId
+            except LiftEnvelopeError as exc:
+                raise status_of(exc) from exc
+            await call.send([response.SerializeToString()])
+
+    async def _send(
+        self, request: api_pb2.PublishToSubjectRequest, timeout: float | None
+    ) -> asyncio.Future[PubAck]:
+        """Publish an envelope on the subject of a request; return the future of JetStream's ack."""
+        if not request.subject:
+            raise RpcError(StatusCode.UNKNOWN, "nats: invalid subject")
+        check_published(request.subject)
+        self._core.ack_inboxes.check(request.ackInbox)
+        options: dict[str, Any] = {}
+        if request.ackInbox:
+            options = {
+                "ack_inbox": request.ackInbox,
+                "correlation_id": request.correlationId,
+                "ack_policy": request.ackPolicy,
+            }
+        envelope = new_message(request.value, key=request.key, headers=request.headers, **options)
+        self._intake.check_size(envelope)
+        return await self._core.js.publish_async(request.subject, envelope, timeout=timeout)
+
+    async def _await_ack(
+        self, request: api_pb2.PublishToSubjectRequest, ack: api_pb2.Ack, sent: asyncio.Future[PubAck]
+    ) -> None:
+        try:
+            stored = await sent
+        except NoJetStreamError:
+            # Liftbridge lets the call time out when no stream records the subject.
+            await asyncio.sleep(self._core.options.ack_timeout)
+            text = f"no stream records {request.subject!r}"
+            raise RpcError(StatusCode.DEADLINE_EXCEEDED, text) from None
+        now = time.time_ns()
+        found = self._core.partition_of(stored.stream)
+        if found is not None:
+            await self._core.storage.replicas.check(*found, request.ackPolicy)
+        name = stored.stream if found is None else found[0].name
+        subject = request.subject if found is None else found[0].subject
+        ack.stream, ack.partitionSubject, ack.msgSubject = name, subject, request.subject
+        ack.offset, ack.ackPolicy = stored.sequence - 1, request.ackPolicy
+        ack.ackInbox, ack.correlationId = request.ackInbox, request.correlationId
+        ack.receptionTimestamp = ack.commitTimestamp = now
+
+
+def _forget(future: asyncio.Future[PubAck]) -> None:
+    """Retrieve the error of a publish without an ack, so that asyncio does not log it as never retrieved."""
+    if not future.cancelled():
+        future.exception()

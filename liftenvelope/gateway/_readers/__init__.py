@@ -1,0 +1,1 @@
+"""Serves subscriptions, cursors and consumer groups."""

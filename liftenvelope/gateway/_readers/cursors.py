@@ -1,0 +1,118 @@
+"""SetCursor and FetchCursor: stores the offsets of readers in a bucket.
+
+Liftbridge stores cursors in an internal stream, and the leader of one of its partitions serves each cursor. A
+bucket needs no leader: every gateway serves every cursor. As in Liftbridge, any offset is accepted, -1 reads
+like a missing cursor, the stream need not exist, and a cursor outlives its stream. Unlike in Liftbridge,
+cursors do not expire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Self
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.errors import InternalError
+from liftenvelope.gateway._protocol.names import encode_name
+from liftenvelope.gateway._protocol.requests import read_request
+from liftenvelope.jetstream.bucket import Bucket, BucketEntry
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from liftenvelope.gateway.limits import Limits
+    from liftenvelope.jetstream.context import JetStream
+
+__all__ = ["CursorService", "cursor_key"]
+
+BUCKET: Final = "lift_cursors"
+#: Offset that means "no cursor".
+_MISSING: Final = -1
+
+
+def cursor_key(cursor_id: str, stream: str, partition: int) -> str:
+    """Return the bucket key of a cursor.
+
+    Raises:
+        RpcError: INVALID_ARGUMENT: a name is missing or contains a comma, or the partition is negative.
+            Liftbridge joins the three by commas without quoting, so two cursors could collide.
+
+    Example:
+        >>> cursor_key("my reader", "a.b", 3)
+        'my=20reader.a=2Eb.3'
+    """
+    for name, value in (("stream", stream), ("cursorId", cursor_id)):
+        if not value:
+            raise RpcError(StatusCode.INVALID_ARGUMENT, f"No {name} provided")
+        if "," in value:
+            raise RpcError(StatusCode.INVALID_ARGUMENT, f"{name} must have no comma, got {value!r}")
+    if partition < 0:
+        raise RpcError(StatusCode.INVALID_ARGUMENT, f"partition must be at least 0, got {partition}")
+    return f"{encode_name(cursor_id)}.{encode_name(stream)}.{partition}"
+
+
+class CursorService:
+    """Serves the cursor methods of the API.
+
+    Args:
+        bucket: Bucket of the cursors.
+        limits: Bounds of the names in requests.
+    """
+
+    def __init__(self, bucket: Bucket, limits: Limits) -> None:
+        self._bucket = bucket
+        self._limits = limits
+
+    @classmethod
+    async def open(cls, js: JetStream, limits: Limits, *, replicas: int = 1) -> Self:
+        """Create the bucket if it does not exist; return the service.
+
+        Args:
+            js: JetStream.
+            limits: Bounds of the names in requests.
+            replicas: Number of replicas of the bucket. Default 1.
+        """
+        bucket = Bucket(js, BUCKET, replicas=replicas)
+        await bucket.create()
+        # In a cluster, a new leader may not know a bucket created just now. The error makes the gateway start
+        # again.
+        await bucket.last_revision()
+        return cls(bucket, limits)
+
+    async def set(self, raw: bytes) -> bytes:
+        """Serve SetCursor."""
+        request = read_request(api_pb2.SetCursorRequest, raw, self._limits)
+        key = cursor_key(request.cursorId, request.stream, request.partition)
+        await self._bucket.put(key, b"%d" % request.offset)
+        return api_pb2.SetCursorResponse().SerializeToString()
+
+    async def fetch(self, raw: bytes) -> bytes:
+        """Serve FetchCursor."""
+        request = read_request(api_pb2.FetchCursorRequest, raw, self._limits)
+        key = cursor_key(request.cursorId, request.stream, request.partition)
+        return api_pb2.FetchCursorResponse(offset=await self._offset(key)).SerializeToString()
+
+    async def offsets(self, keys: Sequence[str]) -> dict[str, int]:
+        """Return the offsets of the cursors that exist and can be read, by key. They may be slightly stale.
+
+        Raises:
+            LiftEnvelopeError: JetStream does not answer.
+        """
+        found: dict[str, int] = {}
+        for entry in await self._bucket.last(keys):
+            with suppress(InternalError):  # one damaged cursor must not hide the others
+                found[entry.key] = _parsed(entry)
+        return found
+
+    async def _offset(self, key: str) -> int:
+        # Not a direct get: a replica that lags could answer it, and the cursor would go back.
+        return _parsed(await self._bucket.get(key))
+
+
+def _parsed(entry: BucketEntry) -> int:
+    if not entry.value:
+        return _MISSING  # never set, or deleted by hand
+    try:
+        return int(entry.value)
+    except ValueError as exc:
+        raise InternalError(f"cursor {entry.key!r} can't be read: {entry.value[:40]!r}") from exc

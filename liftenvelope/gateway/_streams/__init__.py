@@ -1,0 +1,1 @@
+"""Serves the calls that create, change and delete streams."""

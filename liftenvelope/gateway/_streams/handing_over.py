@@ -1,0 +1,56 @@
+"""Hands the subject of a partition over to the partitions that copy from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from liftenvelope.errors import StreamNotFoundError
+from liftenvelope.gateway._cluster.records import StreamPhase
+
+if TYPE_CHECKING:
+    from liftenvelope.gateway._cluster.records import StreamRecord
+    from liftenvelope.gateway._core import Core
+
+__all__ = ["hand_over", "with_sources"]
+
+
+async def hand_over(core: Core, record: StreamRecord, partition: int, timeout: float) -> None:
+    """Stop recording a partition, and attach the partitions that copied from it.
+
+    The first copy takes over the subject, and the others copy from that one. Before that, all copies must
+    have received all messages of the partition, so that none is lost. Holds ``Core.changing``.
+
+    Args:
+        core: The gateway's parts.
+        record: Record of the partition's stream.
+        partition: Number of the partition.
+        timeout: Seconds to wait for the copies.
+
+    Raises:
+        RpcError: UNAVAILABLE: a copy has not received all messages in that time. The partition keeps its
+            messages, and its copies go on copying.
+    """
+    name = record.stream_of(partition)
+    copies = [
+        (other, number)
+        for other in core.registry
+        for number, part in enumerate(other.partitions)
+        if part.source == name
+    ]
+    try:
+        if copies or record.state is StreamPhase.READY:
+            await core.storage.detach(record, partition)
+    except StreamNotFoundError:
+        return  # already removed by the gateway that began to
+    await core.storage.wait_copied(copies, timeout)
+    for other, number in copies:
+        source = {number: await core.storage.attach(other, number)}
+        await core.registry.change(other.name, partial(with_sources, sources=source))
+
+
+def with_sources(record: StreamRecord, sources: dict[int, str | None]) -> StreamRecord:
+    """Return a copy of a record with new sources of partitions, by number."""
+    parts = {number: replace(record.partitions[number], source=source) for number, source in sources.items()}
+    return record.with_partitions(parts)

@@ -1,0 +1,498 @@
+"""Serves CreateStream, DeleteStream, PauseStream and SetStreamReadonly.
+
+A change has several steps: the record in the bucket, the partitions in JetStream, the activity events. A
+gateway may die between two steps, so each intermediate state can be repaired from the record:
+
+- Creation and deletion first store a record in state CREATING or DELETING that names the gateway as maker.
+  ``finish_work`` removes such a stream later.
+- If a creation or deletion gets no answer from JetStream, its record stays until a later request is answered
+  and a second has passed. nats-server executes requests concurrently: a deletion sent at once could overtake
+  the creation, and the stream would be left without a record.
+- Events are stored by the same write as the change. ``tell_left_over`` publishes those left later.
+- ``repair`` makes JetStream record what the stream's record says.
+
+The lock ``Core.changing`` admits one change at a time per gateway; compare-and-set guards against the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from liftenvelope._checks import RESERVED
+from liftenvelope._pb import api_pb2
+from liftenvelope.errors import (
+    CallTimeoutError,
+    InvalidConfigError,
+    JetStreamError,
+    LiftEnvelopeError,
+    TransportError,
+)
+from liftenvelope.gateway._acks.checked import wait_for_intakes
+from liftenvelope.gateway._clients.authorization import client_name
+from liftenvelope.gateway._cluster.activity import created, deleted, paused, readonly_set, resumed
+from liftenvelope.gateway._cluster.records import PartitionRecord, RecordedEvent, StreamPhase, StreamRecord
+from liftenvelope.gateway._protocol.requests import read_request
+from liftenvelope.gateway._streams.handing_over import hand_over, with_sources
+from liftenvelope.gateway._streams.new_records import MOST_REPLICAS, check_replicas, new_record
+from liftenvelope.rpc.status import RpcError, StatusCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
+
+    from liftenvelope._pb.api_pb2 import ActivityStreamEvent
+    from liftenvelope.gateway._core import Core
+    from liftenvelope.rpc.server import ServerCall
+
+__all__ = ["StreamService"]
+
+_log: Final = logging.getLogger("liftenvelope.gateway")
+
+#: Implementation of a unary method that changes streams: serialized request to serialized response.
+StreamChange: TypeAlias = "Callable[[bytes], Coroutine[Any, Any, bytes]]"
+
+#: Partitions of a stream that are created concurrently.
+_AT_ONCE: Final = 16
+#: Time limit for copies to catch up with a partition that hands over its subject, in seconds.
+_CATCH_UP: Final = 5.0
+#: Errors of a request that the server may still execute.
+_UNKNOWN: Final = (asyncio.CancelledError, CallTimeoutError, TransportError)
+#: Seconds for the server to execute the requests that it received before one that it has answered.
+_OVERTAKEN: Final = 1.0
+
+
+class StreamService:
+    """Creates, changes and removes streams.
+
+    Args:
+        core: The gateway's parts.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._changes: set[asyncio.Task[bytes]] = set()
+        # By name: the streams whose creation or deletion ended without an answer, until they are removed.
+        self._unsettled: dict[str, StreamRecord] = {}
+        self._settling: set[asyncio.Task[None]] = set()
+        self._is_closing = False
+
+    async def close(self, timeout: float = 5.0) -> None:
+        """Wait at most ``timeout`` seconds for the changes in progress, then cancel those that are left."""
+        self._is_closing = True
+        if self._changes:
+            await asyncio.wait(self._changes, timeout=timeout)
+        for change in (*self._changes, *self._settling):
+            change.cancel()
+
+    def whole(self, serve: StreamChange) -> StreamChange:
+        """Wrap a method so that it runs to its end even if its call is cancelled."""
+
+        async def call(raw: bytes) -> bytes:
+            change = asyncio.get_running_loop().create_task(serve(raw))
+            self._changes.add(change)
+            change.add_done_callback(self._done)
+            return await asyncio.shield(change)
+
+        return call
+
+    def _done(self, change: asyncio.Task[bytes]) -> None:
+        self._changes.discard(change)
+        if not change.cancelled():
+            change.exception()  # the caller may be gone: mark the exception as retrieved
+
+    # Creating
+
+    async def create(self, call: ServerCall, raw: bytes) -> bytes:
+        """Serve CreateStream; see :func:`new_record` and :meth:`make` for the errors."""
+        answer = await self.whole(partial(self._create, client_name(call.peer_certificate)))(raw)
+        # Not part of the change: once the client gives up, nobody waits.
+        name = read_request(api_pb2.CreateStreamRequest, raw, self._core.options.limits).name
+        await wait_for_intakes(self._core.js, partial(self._core.registry.known, name))
+        return answer
+
+    async def _create(self, owner: str, raw: bytes) -> bytes:
+        request = read_request(api_pb2.CreateStreamRequest, raw, self._core.options.limits)
+        record = new_record(request, self._core.options, owner=owner)
+        async with self._core.changing:
+            await self._settle(record.name)
+            self._core.quotas.check_stream(self._core.registry, record)
+            await self._check_group(record)
+            if record.replicas == MOST_REPLICAS:
+                record = replace(record, replicas=await self._core.storage.most_replicas())
+                check_replicas(record.replicas, record.settings)
+            events = self._events(created(record))
+            with self._settling_what_is_left(record):
+                record = await self.make(record, events)
+        self._tell(record.name, events)
+        await self._core.agreement.reach(record.name)
+        return api_pb2.CreateStreamResponse().SerializeToString()
+
+    async def _check_group(self, record: StreamRecord) -> None:
+        """Refuse a second stream with the same group and subject: JetStream would give each all messages."""
+        for other in self._core.registry if record.group else ():
+            if (other.group, other.subject) == (record.group, record.subject):
+                text = (
+                    f"group must differ from that of stream {other.name!r}, got {record.group!r}: on "
+                    "JetStream, two streams can't share the messages of a subject"
+                )
+                raise RpcError(StatusCode.FAILED_PRECONDITION, text)
+
+    def _events(self, event: ActivityStreamEvent) -> tuple[RecordedEvent, ...]:
+        """Return an event as it is stored in a record."""
+        return (self._core.activity.recorded(event),)
+
+    def _tell(self, name: str, events: tuple[RecordedEvent, ...]) -> None:
+        """Publish events of a record; each is removed from the record once the activity stream has it."""
+        self._core.activity.tell(name, events)
+
+    async def tell_left_over(self, alive: Iterable[str], *, of_the_dead: bool) -> None:
+        """Publish the events left in records by earlier runs of this gateway or by dead gateways."""
+        activity, living = self._core.activity, set(alive)
+        for record in self._core.registry:
+            left = [e for e in record.events if activity.is_left_over(e, living, of_the_dead=of_the_dead)]
+            activity.tell(record.name, left)
+
+    async def make(self, record: StreamRecord, events: tuple[RecordedEvent, ...] = ()) -> StreamRecord:
+        """Create the stream of a record and return its READY record; on failure remove what was created.
+
+        Args:
+            record: Record of the stream, in state CREATING.
+            events: Events to store in the record once the stream is ready. Default none.
+
+        Raises:
+            RpcError: ALREADY_EXISTS: a stream of that name exists. INVALID_ARGUMENT or INTERNAL: JetStream
+                refuses to create a partition. FAILED_PRECONDITION: the subject can't be recorded. ABORTED:
+                another gateway took this one for dead and has removed the stream.
+            CallTimeoutError, TransportError: JetStream did not answer. The record and partitions may be left.
+        """
+        await self._core.registry.create(record)
+        partitions = await self._partitions_of(record)
+        made = record.with_partitions(partitions).with_events(events)
+        return await self._core.registry.change(record.name, partial(_ready, made=made))
+
+    async def adopted(self, record: StreamRecord) -> StreamRecord:
+        """Return a record with the id that its JetStream stream has: a stream whose record was lost."""
+        found = await self._core.storage.id_of(record.stream_of(0))
+        return replace(record, id=found) if found else record
+
+    async def _partitions_of(self, record: StreamRecord) -> dict[int, PartitionRecord]:
+        """Create the partitions; if JetStream refuses one, remove the stream."""
+        try:
+            return await self._make_partitions(record)
+        except _UNKNOWN:
+            raise
+        except BaseException as exc:
+            with suppress(LiftEnvelopeError):
+                await self.remove_unfinished(record)
+            if isinstance(exc, JetStreamError):
+                code = StatusCode.INTERNAL
+                if isinstance(exc, InvalidConfigError) or "replicas" in exc.description:
+                    code = StatusCode.INVALID_ARGUMENT
+                raise RpcError(code, f"JetStream can't store the stream: {exc.description}") from exc
+            raise
+
+    async def _make_partitions(self, record: StreamRecord) -> dict[int, PartitionRecord]:
+        """Create the partitions in batches of 16. On an error, finish the batch, then raise it.
+
+        If some requests of the batch have an unknown outcome, the error of one of them is raised.
+        """
+        made: dict[int, PartitionRecord] = {}
+        numbers = range(len(record.partitions))
+        while len(made) < len(numbers):
+            some = numbers[len(made) : len(made) + _AT_ONCE]
+            creating = (self._core.storage.create(record, number) for number in some)
+            sources = await asyncio.gather(*creating, return_exceptions=True)
+            errors = [source for source in sources if isinstance(source, BaseException)]
+            if errors:
+                raise next((error for error in errors if isinstance(error, _UNKNOWN)), errors[0])
+            for number, source in zip(some, sources, strict=True):
+                assert not isinstance(source, BaseException)
+                made[number] = PartitionRecord(source=source)
+        return made
+
+    async def remove_unfinished(self, record: StreamRecord, *, timeout: float = 0.0) -> None:
+        """Remove the partitions and the record of a stream whose creation or deletion is unfinished.
+
+        Raises:
+            RpcError: UNAVAILABLE: another stream has not copied all messages within ``timeout`` seconds.
+        """
+        for number in range(len(record.partitions) if record.state is StreamPhase.DELETING else 0):
+            await self._hand_over(record, number, timeout)
+        for number in range(len(record.partitions)):
+            await self._core.storage.delete(record, number)
+        if record.events:
+            # Removing the record drops its events, so they must be published first.
+            self._core.activity.tell(record.name, record.events)
+            await self._core.activity.told(record.events)
+        await self._core.registry.remove(record.name)
+
+    @contextmanager
+    def _settling_what_is_left(self, record: StreamRecord) -> Iterator[None]:
+        """Remove later what an error in the block leaves of a stream's creation or deletion."""
+        try:
+            yield
+        except (asyncio.CancelledError, LiftEnvelopeError) as exc:
+            unfinished = self._core.registry.unfinished()
+            if isinstance(exc, _UNKNOWN) or any(left.id == record.id for left in unfinished):
+                self._settle_later(record)
+            raise
+
+    def _settle_later(self, record: StreamRecord) -> None:
+        """Remove a stream once the requests of its creation or deletion must have been executed.
+
+        If this gateway is closing, its next run does so, or another gateway.
+        """
+        if self._is_closing:
+            return
+        self._unsettled[record.name] = record
+        task = asyncio.get_running_loop().create_task(self._keep_settling(record.name))
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
+    async def _keep_settling(self, name: str) -> None:
+        while name in self._unsettled:
+            await asyncio.sleep(_OVERTAKEN)
+            try:
+                async with self._core.changing:
+                    await self._settle(name)
+            except LiftEnvelopeError as exc:
+                _log.warning("stream %s, not created or deleted, can't be removed yet: %s", name, exc)
+
+    async def _settle(self, name: str) -> None:
+        """Remove a stream whose creation or deletion ended without an answer. Holds ``Core.changing``."""
+        record = self._unsettled.get(name)
+        if record is None:
+            return
+        # Once this is answered, the server has received everything that was sent before.
+        await self._core.registry.refresh(name)
+        await asyncio.sleep(_OVERTAKEN)
+        left = await self._core.registry.refresh(name)
+        if left is not None and left.id == record.id and left.state is not StreamPhase.READY:
+            await self.remove_unfinished(left)
+        self._unsettled.pop(name, None)
+
+    # Removing
+
+    async def delete(self, raw: bytes) -> bytes:
+        """Serve DeleteStream. A reserved stream is refused with INVALID_ARGUMENT."""
+        name = read_request(api_pb2.DeleteStreamRequest, raw, self._core.options.limits).name
+        _check_not_reserved(name)
+        async with self._core.changing:
+            record = await self._core.registry.find(name)
+            change = partial(
+                _deleting, maker=self._core.options.id, events=self._events(deleted(record.name))
+            )
+            record = await self._core.registry.change(name, change)
+            with self._settling_what_is_left(record):
+                await self.remove_unfinished(record, timeout=_CATCH_UP)
+        await self._core.agreement.reach(name)
+        return api_pb2.DeleteStreamResponse().SerializeToString()
+
+    # Pausing
+
+    async def pause(self, raw: bytes) -> bytes:
+        """Serve PauseStream. A reserved stream is refused with INVALID_ARGUMENT."""
+        request = read_request(api_pb2.PauseStreamRequest, raw, self._core.options.limits)
+        _check_not_reserved(request.name)
+        record = await self._core.registry.find(request.name)
+        numbers = _chosen(record, request.partitions)
+        record = await self.set_paused(record.name, numbers, resume_all=request.resumeAll)
+        return api_pb2.PauseStreamResponse().SerializeToString()
+
+    async def set_paused(self, name: str, numbers: list[int], *, resume_all: bool = False) -> StreamRecord:
+        """Pause partitions. They record nothing until a message published by gRPC resumes them.
+
+        Args:
+            name: Name of the stream.
+            numbers: Numbers of the partitions.
+            resume_all: Whether a message for one of them resumes all partitions of the stream. Default False.
+
+        Raises:
+            RpcError: NOT_FOUND: the stream does not exist.
+        """
+        async with self._core.changing:
+            now, events = time.time_ns(), self._events(paused(name, numbers, resume_all))
+
+            def change(record: StreamRecord) -> StreamRecord:
+                record = _present(record)
+                parts = {number: record.partitions[number].with_paused(True, now) for number in numbers}
+                return replace(record.with_partitions(parts).with_events(events), resume_all=resume_all)
+
+            before = await self._core.registry.find(name)
+            record = await self._core.registry.change(name, change)
+            changed = [n for n in numbers if not before.partitions[n].paused]
+            try:
+                record = await self._follow(before, record, changed)
+            finally:
+                self._tell(name, events)
+        await self._core.agreement.reach(name)
+        return record
+
+    async def resume(self, name: str, partition: int) -> StreamRecord:
+        """Resume a partition, or all paused ones if the stream was paused with ``resume_all``.
+
+        Raises:
+            RpcError: NOT_FOUND: the stream does not exist.
+        """
+        async with self._core.changing:
+            before = await self._core.registry.find(name)
+            woken = range(len(before.partitions)) if before.resume_all else [partition]
+            numbers = [number for number in woken if before.partitions[number].paused]
+            if not numbers:
+                return before
+            now, events = time.time_ns(), self._events(resumed(name, numbers))
+
+            def change(record: StreamRecord) -> StreamRecord:
+                record = _present(record)
+                parts = {number: record.partitions[number].with_paused(False, now) for number in numbers}
+                return record.with_partitions(parts).with_events(events)
+
+            # Subject first: a partition whose record says that it is resumed must already record messages.
+            after = change(before)
+            sources = await self._sources(before, after, numbers)
+            record = await self._core.registry.change(name, lambda r: with_sources(change(r), sources))
+        self._tell(name, events)
+        return record
+
+    # Readonly
+
+    async def set_readonly(self, raw: bytes) -> bytes:
+        """Serve SetStreamReadonly. A reserved stream is refused with INVALID_ARGUMENT."""
+        request = read_request(api_pb2.SetStreamReadonlyRequest, raw, self._core.options.limits)
+        _check_not_reserved(request.name)
+        async with self._core.changing:
+            before = await self._core.registry.find(request.name)
+            numbers, now = _chosen(before, request.partitions), time.time_ns()
+            events = self._events(readonly_set(before.name, numbers, request.readonly))
+
+            def change(record: StreamRecord) -> StreamRecord:
+                record = _present(record)
+                parts = {n: record.partitions[n].with_readonly(request.readonly, now) for n in numbers}
+                return record.with_partitions(parts).with_events(events)
+
+            after = change(before)
+            sources = await self._sources(before, after, numbers)
+            await self._core.registry.change(request.name, lambda r: with_sources(change(r), sources))
+        self._tell(request.name, events)
+        await self._core.agreement.reach(request.name)
+        return api_pb2.SetStreamReadonlyResponse().SerializeToString()
+
+    # Subjects
+
+    async def _follow(
+        self, before: StreamRecord, after: StreamRecord, numbers: Iterable[int]
+    ) -> StreamRecord:
+        """Apply the changed partition records to JetStream; return the record with the new sources."""
+        sources = await self._sources(before, after, numbers)
+        return await self._core.registry.change(after.name, lambda r: with_sources(r, sources))
+
+    async def _sources(
+        self, before: StreamRecord, after: StreamRecord, numbers: Iterable[int]
+    ) -> dict[int, str | None]:
+        """Attach or detach partitions as their records changed; return their new sources by number."""
+        sources: dict[int, str | None] = {}
+        for number in numbers:
+            was, is_now = before.partitions[number].records, after.partitions[number].records
+            if was and not is_now:
+                await self._hand_over(before, number)
+                sources[number] = None
+            elif is_now and not was:
+                sources[number] = await self._core.storage.attach(after, number)
+        return sources
+
+    async def _hand_over(self, record: StreamRecord, partition: int, timeout: float = _CATCH_UP) -> None:
+        """Hand the subject of a partition over to its copies; see :func:`hand_over`.
+
+        If the copies lag, a deletion fails with UNAVAILABLE, because it would remove the messages that they
+        lack. Other changes succeed, and the subject is handed over later.
+        """
+        try:
+            await hand_over(self._core, record, partition, timeout)
+        except RpcError as exc:
+            if exc.code != StatusCode.UNAVAILABLE or record.state is not StreamPhase.READY:
+                raise
+            _log.warning("the subject of stream %s is not recorded for now: %s", record.name, exc)
+            self._hand_over_later(record.name, partition)
+
+    def _hand_over_later(self, name: str, partition: int) -> None:
+        """Hand over in a second, unless the partition records again then. On restarts, ``repair`` does it."""
+
+        async def retry() -> None:
+            await asyncio.sleep(_OVERTAKEN)
+            try:
+                async with self._core.changing:
+                    record = self._core.registry.known(name)
+                    if record is not None and not record.partitions[partition].records:
+                        await self._hand_over(record, partition, timeout=0)
+            except LiftEnvelopeError as exc:
+                _log.warning("the subject of stream %s can't be handed over yet: %s", name, exc)
+                self._hand_over_later(name, partition)
+
+        if not self._is_closing:
+            task = asyncio.get_running_loop().create_task(retry())
+            self._settling.add(task)
+            task.add_done_callback(self._settling.discard)
+
+    async def finish_work(self, alive: Iterable[str], *, of_the_dead: bool) -> None:
+        """Remove the streams whose creation or deletion this gateway did not finish.
+
+        Args:
+            alive: Ids of the gateways that are alive.
+            of_the_dead: Whether to remove the unfinished streams of dead gateways as well.
+        """
+        me, living = self._core.options.id, set(alive)
+        for found in self._core.registry.unfinished():
+            if found.name in self._unsettled:
+                continue
+            if found.maker == me or (of_the_dead and found.maker not in living):
+                async with self._core.changing:
+                    # This gateway has no change in progress while this task holds the lock.
+                    if found in self._core.registry.unfinished():
+                        await self.remove_unfinished(found)
+
+    async def repair(self, name: str) -> None:
+        """Make JetStream record what a stream's record says: a gateway may have died during a change."""
+        async with self._core.changing:
+            record = self._core.registry.known(name)
+            for number in range(0 if record is None else len(record.partitions)):
+                assert record is not None
+                part, storage = record.partitions[number], self._core.storage
+                if not await storage.is_recorded(record, number) and part.records:
+                    source = {number: await storage.attach(record, number)}
+                    record = await self._core.registry.change(name, partial(with_sources, sources=source))
+                elif not part.records:
+                    await storage.detach(record, number)
+
+
+def _deleting(record: StreamRecord, *, maker: str, events: tuple[RecordedEvent, ...]) -> StreamRecord:
+    return replace(_present(record), state=StreamPhase.DELETING, maker=maker).with_events(events)
+
+
+def _ready(record: StreamRecord, *, made: StreamRecord) -> StreamRecord:
+    if record.id != made.id or record.state is not StreamPhase.CREATING:
+        text = f"another gateway has removed stream {made.name!r} during its creation: retry"
+        raise RpcError(StatusCode.ABORTED, text)
+    return replace(made, state=StreamPhase.READY)
+
+
+def _present(record: StreamRecord) -> StreamRecord:
+    if record.state is not StreamPhase.READY:
+        raise RpcError(StatusCode.NOT_FOUND, "No such stream")
+    return record
+
+
+def _chosen(record: StreamRecord, partitions: Iterable[int]) -> list[int]:
+    numbers = sorted(set(partitions)) or list(range(len(record.partitions)))
+    if not all(record.has_partition(number) for number in numbers):
+        raise RpcError(StatusCode.NOT_FOUND, "No such partition")
+    return numbers
+
+
+def _check_not_reserved(name: str) -> None:
+    if name in RESERVED:
+        raise RpcError(StatusCode.INVALID_ARGUMENT, "Stream is reserved")

@@ -1,0 +1,1 @@
+"""Worker processes, as their supervisor runs and measures them."""
