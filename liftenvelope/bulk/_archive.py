@@ -15,7 +15,7 @@ from liftenvelope._showing import html_table, short
 from liftenvelope.bulk._archive_files import ArchiveFile, ArchiveFolder, Rotation, check_parquet
 from liftenvelope.bulk._archive_layout import Layout, PartitionBy
 from liftenvelope.bulk._archive_places import find_place
-from liftenvelope.bulk._batches import OnGap, OnProgress, check_calls
+from liftenvelope.bulk._batches import check_calls
 from liftenvelope.bulk._copying import CopiedRows, CopyRows, check_types, make_copy
 from liftenvelope.bulk._crew import Crew, Piece
 from liftenvelope.bulk._payload_read import OnBad
@@ -24,7 +24,7 @@ from liftenvelope.bulk._reading import BATCH_BYTES, BATCH_ROWS, PARALLEL
 from liftenvelope.bulk._schema import EnvelopeMode
 from liftenvelope.bulk._selection import check_range, plan_onward
 from liftenvelope.bulk.access import Access, Source
-from liftenvelope.bulk.ranges import Gap, Progress, Range, Stop
+from liftenvelope.bulk.ranges import Gap, OnGap, OnProgress, Progress, Range, Stop
 from liftenvelope.bulk.sources import RangedStream, open_stream
 from liftenvelope.client.positions import Start
 from liftenvelope.errors import UsageError

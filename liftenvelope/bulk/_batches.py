@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Protocol, Self
 
 from liftenvelope.bulk._crew import Crew
-from liftenvelope.bulk.ranges import Gap, Progress, Range
+from liftenvelope.bulk.ranges import Gap, OnGap, OnProgress, Progress, Range
 from liftenvelope.errors import UsageTypeError
 
 if TYPE_CHECKING:
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 else:
     from liftenvelope.bulk._schema import pa
 
-__all__ = ["BatchDecoder", "Batches", "OnGap", "OnProgress", "check_calls", "start_batches", "start_reader"]
-
-OnProgress: TypeAlias = Callable[[Progress], object]
-OnGap: TypeAlias = Callable[[Gap], object]
+__all__ = ["BatchDecoder", "Batches", "check_calls", "start_batches", "start_reader"]
 
 
 def check_calls(on_gap: object, progress: object) -> None:

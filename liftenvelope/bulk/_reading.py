@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from liftenvelope.bulk._batches import OnGap, OnProgress, check_calls, start_batches, start_reader
+from liftenvelope.bulk._batches import check_calls, start_batches, start_reader
 from liftenvelope.bulk._payload_plan import plan_payload
 from liftenvelope.bulk._payload_read import OnBad
 from liftenvelope.bulk._plan import OnRetention, make_plan
@@ -14,7 +14,7 @@ from liftenvelope.bulk._schema import EnvelopeMode
 from liftenvelope.bulk._selection import Via, check_range, check_via, plan_ranges
 from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
 from liftenvelope.bulk.observing import observed
-from liftenvelope.bulk.ranges import Range, Stop, split_ranges
+from liftenvelope.bulk.ranges import OnGap, OnProgress, Range, Stop, split_ranges
 from liftenvelope.bulk.sources import open_stream
 from liftenvelope.client.positions import Start
 from liftenvelope.jetstream.subject_filter import parse_subjects

@@ -17,10 +17,10 @@ from liftenvelope._checks import require
 from liftenvelope._showing import html_fields
 from liftenvelope.bulk._archive_names import FoundFile, resolve
 from liftenvelope.bulk._archive_places import ArchivePlace, find_place
-from liftenvelope.bulk._batches import OnProgress
 from liftenvelope.bulk._reading import count, read
 from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
 from liftenvelope.bulk.errors import RestoreError
+from liftenvelope.bulk.ranges import OnProgress
 from liftenvelope.bulk.writing import write
 from liftenvelope.errors import UsageError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
@@ -10,7 +11,18 @@ from liftenvelope._checks import MAX_INT64
 from liftenvelope.client.positions import At, Cursor, Start, StartAt, Timestamp, parse_start
 from liftenvelope.errors import UsageError, UsageTypeError
 
-__all__ = ["Extent", "Gap", "Progress", "Range", "Stop", "parse_begin", "parse_end", "split_ranges"]
+__all__ = [
+    "Extent",
+    "Gap",
+    "OnGap",
+    "OnProgress",
+    "Progress",
+    "Range",
+    "Stop",
+    "parse_begin",
+    "parse_end",
+    "split_ranges",
+]
 
 #: Offset after the last one to read, or a moment: the read ends before the first message that is not older.
 #: None or ``"latest"``: the read ends after the newest message at its start.
@@ -69,6 +81,11 @@ class Progress:
     bytes: int
     done: int
     total: int | None
+
+
+#: Callbacks of a read or write: ``on_gap`` and ``progress``.
+OnGap: TypeAlias = Callable[[Gap], object]
+OnProgress: TypeAlias = Callable[[Progress], object]
 
 
 def parse_begin(start: Start, now_ns: int) -> StartAt:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from liftenvelope._checks import as_choice, as_count, as_full_text
-from liftenvelope.bulk._batches import OnProgress
 from liftenvelope.bulk._jetstream import JetStreamSource
 from liftenvelope.bulk._jetstream_write import MODES, JetStreamWrite, WriteMode
 from liftenvelope.bulk._liftbridge_write import LiftbridgeWrite
@@ -15,7 +14,7 @@ from liftenvelope.bulk.access import Access, ServerKind, Source, Target, find_ta
 from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.bulk.observing import observed, observed_rows
 from liftenvelope.bulk.outgoing import Written, batches_of, open_rows, published
-from liftenvelope.bulk.ranges import Progress
+from liftenvelope.bulk.ranges import OnProgress, Progress
 from liftenvelope.client.binding import options_of
 from liftenvelope.client.blocking import BlockingClient, connect_blocking
 from liftenvelope.errors import LiftEnvelopeError, UsageError, UsageTypeError
