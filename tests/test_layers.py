@@ -80,6 +80,19 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("worker", "supervisor"),
         ("__init__", "__main__"),
     ),
+    "bulk": (
+        ("access", "errors", "narrowing", "observing", "ranges"),
+        ("_engine",),
+        ("_notebook", "_progress_bar", "outgoing"),
+        ("_jetstream", "_liftbridge"),
+        ("listing", "sources"),
+        ("_writes",),
+        ("writing",),
+        ("_reads",),
+        ("_archive", "_scan", "tables"),
+        ("files",),
+        ("__init__",),
+    ),
 }
 #: Modules that a room may have. A smaller room is not worth a folder, a larger one is two rooms.
 ROOM_SIZES = range(3, 13)

@@ -1,13 +1,13 @@
 """Read and write streams as Arrow, with a blocking API, at the speed of the server. See docs/bulk.md."""
 
-from liftenvelope.bulk._archive import Archived, to_parquet
-from liftenvelope.bulk._dead_letter import DeadLetter
+from liftenvelope.bulk._archive.archiving import Archived, to_parquet
+from liftenvelope.bulk._archive.restoring import Restored, restore
 from liftenvelope.bulk._notebook import load_ipython_extension
-from liftenvelope.bulk._payload_read import OnBad
 from liftenvelope.bulk._progress_bar import ProgressBar
-from liftenvelope.bulk._reading import count, read, tail
-from liftenvelope.bulk._restore import Restored, restore
-from liftenvelope.bulk._scan import Scan, scan
+from liftenvelope.bulk._reads.dead_letter import DeadLetter
+from liftenvelope.bulk._reads.payload import OnBad
+from liftenvelope.bulk._reads.reading import count, read, tail
+from liftenvelope.bulk._scan.scanning import Scan, scan
 from liftenvelope.bulk.access import Access
 from liftenvelope.bulk.errors import (
     ArchiveBusyError,

@@ -10,7 +10,7 @@ from liftenvelope._showing import html_table
 if TYPE_CHECKING:
     import pyarrow as pa
 else:
-    from liftenvelope.bulk._schema import pa
+    from liftenvelope.bulk._engine.schema import pa
 
 __all__ = ["Shell", "html_schema", "load_ipython_extension"]
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import MAX_INT32, is_encodable, require
-from liftenvelope.bulk._archive_places import check_arrow_path
+from liftenvelope.bulk._archive.places import check_arrow_path
 from liftenvelope.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 else:
-    from liftenvelope.bulk._schema import pa
+    from liftenvelope.bulk._engine.schema import pa
 
     pq = require("pyarrow.parquet", "bulk")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from liftenvelope.bulk._brokers import Brokers
-from liftenvelope.bulk._jetstream import JetStreamSource
+from liftenvelope.bulk._jetstream.source import JetStreamSource
+from liftenvelope.bulk._liftbridge.brokers import Brokers
 from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
 
 __all__ = ["Lister", "open_lister"]

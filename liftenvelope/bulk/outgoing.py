@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._showing import changed_fields, html_outcomes
 from liftenvelope._summaries import warn_renamed
-from liftenvelope.bulk._schema import COLUMNS, ENVELOPE_COLUMNS
+from liftenvelope.bulk._engine.schema import COLUMNS, ENVELOPE_COLUMNS
 from liftenvelope.errors import UsageError, UsageTypeError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 else:
-    from liftenvelope.bulk._schema import pa
+    from liftenvelope.bulk._engine.schema import pa
 
 __all__ = ["LiftbridgeRows", "Written", "open_rows", "reader_of", "rows_of", "valid"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from liftenvelope._checks import MAX_INT64
-from liftenvelope.bulk._jetstream import JetStreamSource
-from liftenvelope.bulk._liftbridge import LiftbridgeSource
+from liftenvelope.bulk._jetstream.source import JetStreamSource
+from liftenvelope.bulk._liftbridge.source import LiftbridgeSource
 from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
 from liftenvelope.bulk.ranges import Extent, Range
 
 if TYPE_CHECKING:
-    from liftenvelope.bulk._crew import Outlet
-    from liftenvelope.bulk._plan import BatchPlan
+    from liftenvelope.bulk._engine.crew import Outlet
+    from liftenvelope.bulk._engine.plan import BatchPlan
     from liftenvelope.bulk.narrowing import Narrowing
     from liftenvelope.jetstream.subject_filter import SubjectFilter
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from liftenvelope._checks import as_choice, as_count, as_full_text
-from liftenvelope.bulk._jetstream import JetStreamSource
-from liftenvelope.bulk._jetstream_write import MODES, JetStreamWrite, WriteMode
-from liftenvelope.bulk._liftbridge_write import LiftbridgeWrite
-from liftenvelope.bulk._payload_write import PACK_BYTES, PACK_ROWS, PackLimits, open_encoded
+from liftenvelope.bulk._jetstream.source import JetStreamSource
+from liftenvelope.bulk._writes.jetstream import MODES, JetStreamWrite, WriteMode
+from liftenvelope.bulk._writes.liftbridge import LiftbridgeWrite
+from liftenvelope.bulk._writes.payload import PACK_BYTES, PACK_ROWS, PackLimits, open_encoded
 from liftenvelope.bulk.access import Access, ServerKind, Source, Target, find_target
 from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.bulk.observing import observed, observed_rows

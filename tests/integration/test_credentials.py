@@ -23,8 +23,8 @@ import liftenvelope
 from liftenvelope import bulk
 from liftenvelope._pb import api_pb2
 from liftenvelope.bulk import Access
-from liftenvelope.bulk._jetstream import JetStreamSource
-from liftenvelope.bulk._nats_socket import NatsSocket
+from liftenvelope.bulk._jetstream.nats_socket import NatsSocket
+from liftenvelope.bulk._jetstream.source import JetStreamSource
 from liftenvelope.bulk.access import find_target
 from liftenvelope.errors import LiftEnvelopeError, PermissionDeniedError, ServerProtocolError, TransportError
 from liftenvelope.rpc.aio import Channel

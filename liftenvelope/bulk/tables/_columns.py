@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 else:
     from liftenvelope._checks import require
-    from liftenvelope.bulk._schema import pa
+    from liftenvelope.bulk._engine.schema import pa
 
     pc = require("pyarrow.compute", "bulk")
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
 else:
-    from liftenvelope.bulk._schema import pa
+    from liftenvelope.bulk._engine.schema import pa
 
 __all__ = ["IcebergTarget"]
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Final, TypedDict
 
 from liftenvelope._checks import as_count, as_full_text, as_seconds
-from liftenvelope.bulk._batches import check_calls
-from liftenvelope.bulk._copying import CopyPlan, make_copy
-from liftenvelope.bulk._payload_read import OnBad
-from liftenvelope.bulk._plan import OnRetention
-from liftenvelope.bulk._reading import BATCH_BYTES, BATCH_ROWS
-from liftenvelope.bulk._schema import EnvelopeMode
-from liftenvelope.bulk._selection import check_range
+from liftenvelope.bulk._engine.plan import OnRetention
+from liftenvelope.bulk._engine.schema import EnvelopeMode
+from liftenvelope.bulk._reads.batches import check_calls
+from liftenvelope.bulk._reads.copying import CopyPlan, make_copy
+from liftenvelope.bulk._reads.payload import OnBad
+from liftenvelope.bulk._reads.reading import BATCH_BYTES, BATCH_ROWS
+from liftenvelope.bulk._reads.selection import check_range
 from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
 from liftenvelope.bulk.ranges import OnGap, OnProgress, Stop
 from liftenvelope.bulk.sources import RangedStream, open_stream

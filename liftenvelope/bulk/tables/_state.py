@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from liftenvelope.bulk._copying import CopyRecord
+from liftenvelope.bulk._reads.copying import CopyRecord
 from liftenvelope.bulk.errors import StreamRecreatedError, TableError
 from liftenvelope.jetstream.api import natural
 

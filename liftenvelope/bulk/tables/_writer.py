@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope._checks import as_count
 from liftenvelope._showing import changed_fields, html_fields
-from liftenvelope.bulk._copying import CopiedRows
-from liftenvelope.bulk._crew import Crew, Piece
-from liftenvelope.bulk._reading import PARALLEL
-from liftenvelope.bulk._selection import plan_onward
+from liftenvelope.bulk._engine.crew import Crew, Piece
+from liftenvelope.bulk._reads.copying import CopiedRows
+from liftenvelope.bulk._reads.reading import PARALLEL
+from liftenvelope.bulk._reads.selection import plan_onward
 from liftenvelope.bulk.ranges import Gap, Progress, Range
 from liftenvelope.bulk.tables._state import TableState, check_incarnation
 from liftenvelope.bulk.tables._target import OvertakenError, TableTarget, commit, mapped, patiently
@@ -23,7 +23,7 @@ from liftenvelope.errors import LiftEnvelopeError, UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from liftenvelope.bulk._copying import CopyPlan, CopyRows
+    from liftenvelope.bulk._reads.copying import CopyPlan, CopyRows
     from liftenvelope.bulk.sources import RangedStream
     from liftenvelope.bulk.tables._settings import TableSettings
 

@@ -21,7 +21,7 @@ from nats.js import JetStreamContext
 import liftenvelope
 from liftenvelope import bulk
 from liftenvelope.bulk import ArchiveBusyError, Progress, RetentionError
-from liftenvelope.bulk._archive_files import ArchiveFile
+from liftenvelope.bulk._archive.files import ArchiveFile
 from liftenvelope.errors import LiftEnvelopeError, OffsetOutOfRangeError, UsageError
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 from tests.integration.bulk_streams import jetstream, make_stream, numbered, publish, with_jetstream

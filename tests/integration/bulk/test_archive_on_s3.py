@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from liftenvelope import bulk
-from liftenvelope.bulk import ArchiveBusyError, Progress, _archive_claims
+from liftenvelope.bulk import ArchiveBusyError, Progress
+from liftenvelope.bulk._archive import claims
 from liftenvelope.errors import UsageError
 from liftenvelope.testing import NatsServer
 from tests.integration.bulk_streams import jetstream, make_stream, numbered, publish
@@ -124,7 +125,7 @@ def leave_claim(s3: S3Server, name: str, run: str, content: Any) -> str:
 def test_claim_of_a_process_that_ended_here_is_taken_over_at_once(url: str, s3: S3Server, name: str) -> None:
     make_stream(url, name)
     publish(url, numbered(name, 10))
-    owner = [*_archive_claims._process(os.getpid())[:3], "1"]  # this process id, of an earlier process
+    owner = [*claims._process(os.getpid())[:3], "1"]  # this process id, of an earlier process
     leave_claim(s3, name, "0" * 16, {"partitions": [0], "owner": owner})
     assert bulk.to_parquet(url, name, s3.url(name)).rows == 10
     assert objects(s3, name) == [file_name(name, 0, 10)]
@@ -138,7 +139,7 @@ def test_claim_of_another_machine_holds_until_it_expires(
     claim = leave_claim(s3, name, "1" * 16, {"partitions": [0, 7], "owner": ["elsewhere", "pid", "1", "1"]})
     with pytest.raises(ArchiveBusyError):
         bulk.to_parquet(url, name, s3.url(name))
-    monkeypatch.setattr(_archive_claims, "LEASE", 1.0)
+    monkeypatch.setattr(claims, "LEASE", 1.0)
     began = s3.filesystem.get_file_info(claim).mtime_ns
     rows: int | None = None
     while rows is None:  # S3 tells times in whole seconds
@@ -177,7 +178,7 @@ def expire(seen: Progress, take_over: Any) -> None:
     found = [one for one in threading.enumerate() if one.name == "archive claim"]
     for thread in found:
         claim = thread._target.__self__  # type: ignore[attr-defined]
-        claim._expires = time.clock_gettime(_archive_claims._CLOCK)
+        claim._expires = time.clock_gettime(claims._CLOCK)
 
 
 def test_files_of_two_runs_that_overlap_are_reduced_to_one_chain(url: str, s3: S3Server, name: str) -> None:
@@ -255,7 +256,7 @@ def test_hive_folders_are_read_by_duckdb_polars_and_pyarrow(
 
 def test_file_ends_where_the_hour_does(url: str, name: str, tmp_path: Path) -> None:
     """Times of servers can't be chosen: a schema of the run stands for them."""
-    from liftenvelope.bulk._archive_layout import Layout
+    from liftenvelope.bulk._archive.layout import Layout
 
     hour = 3600 * 10**9
     times = pa.array([5, 6, hour, hour + 1, 5, 25 * hour, None], pa.timestamp("ns", "UTC"))

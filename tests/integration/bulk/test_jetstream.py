@@ -25,7 +25,7 @@ from nats.js import JetStreamContext
 
 from liftenvelope import bulk
 from liftenvelope.bulk import Access, Gap, Progress, RetentionError
-from liftenvelope.bulk._nats_socket import NatsSocket
+from liftenvelope.bulk._jetstream.nats_socket import NatsSocket
 from liftenvelope.bulk.access import find_target
 from liftenvelope.client.positions import Timestamp
 from liftenvelope.envelope import new_message

@@ -17,7 +17,7 @@ import liftenvelope
 from liftenvelope import bulk
 from liftenvelope._deadlines import Deadline
 from liftenvelope.bulk import Access, Gap, RetentionError
-from liftenvelope.bulk._brokers import Brokers
+from liftenvelope.bulk._liftbridge.brokers import Brokers
 from liftenvelope.client import Timestamp
 from liftenvelope.client.blocking import BlockingClient
 from liftenvelope.client.metadata import Metadata

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from pyiceberg.catalog.sql import SqlCatalog
 
 from liftenvelope import bulk
-from liftenvelope.bulk import _dead_letter
+from liftenvelope.bulk._reads import dead_letter as letters
 from liftenvelope.errors import StreamNotFoundError, UsageError
 from liftenvelope.payload import BadPayloadError, _arrow
 from liftenvelope.testing import NatsServer
@@ -158,7 +158,7 @@ def test_dead_letters_are_written_once_by_runs_that_end_well(copy: Copy) -> None
         return bulk.write(*arguments, **options)
 
     schema = {"format": "json", "schema": {"id": "int64"}}
-    with patch.object(_dead_letter, "write", write):
+    with patch.object(letters, "write", write):
         copy.publish(b"bad 0", {"id": 1}, b"bad 2", b"bad 3")
         copy.run(payload=schema, on_bad=letter)
         copy.run(payload=schema, on_bad=letter)  # the stream ends with bad messages

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftenvelope import bulk
-from liftenvelope.bulk._scan_reads import ScanReads
+from liftenvelope.bulk._scan.reads import ScanReads
 from liftenvelope.bulk.narrowing import Narrowing
 from liftenvelope.errors import StreamNotFoundError, UsageError
 from liftenvelope.testing import LiftbridgeCluster, NatsServer

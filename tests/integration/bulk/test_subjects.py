@@ -18,8 +18,8 @@ from nats.js import JetStreamContext
 import liftenvelope
 from liftenvelope import bulk
 from liftenvelope.bulk import Access, Gap, Progress, RetentionError
-from liftenvelope.bulk._jetstream_read import ConsumerRead
-from liftenvelope.bulk._jetstream_requests import consumer_request
+from liftenvelope.bulk._jetstream.consumer_read import ConsumerRead
+from liftenvelope.bulk._jetstream.requests import consumer_request
 from liftenvelope.errors import UsageError
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, NatsServer
 from tests.integration.bulk_streams import (
@@ -57,7 +57,7 @@ def tree(server: NatsServer) -> list[str]:
 @contextmanager
 def filtered_by(who: str) -> Iterator[None]:
     """Have all reads filtered by the server, or all by the reader."""
-    with patch("liftenvelope.bulk._filter_choice.server_pays", lambda *_: who == "server"):
+    with patch("liftenvelope.bulk._jetstream.filter_choice.server_pays", lambda *_: who == "server"):
         yield
 
 
@@ -120,7 +120,7 @@ def test_server_gets_the_filter_only_if_that_pays(server: NatsServer) -> None:
             asked.append(consumer_request(*args, **options)["config"])
             return consumer_request(*args, **options)
 
-        with patch("liftenvelope.bulk._jetstream_requests.consumer_request", request):
+        with patch("liftenvelope.bulk._jetstream.requests.consumer_request", request):
             reader = bulk.read(server.url, "CHOICE", subjects=wanted, on_gap=on_gap, access=Access(**access))
             found = offsets(reader.read_all())
         assert found == [

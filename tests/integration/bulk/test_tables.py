@@ -28,7 +28,7 @@ from liftenvelope.bulk import (
     TableWriter,
     TableWritten,
 )
-from liftenvelope.bulk._jetstream_requests import JetStreamRequests
+from liftenvelope.bulk._jetstream.requests import JetStreamRequests
 from liftenvelope.errors import OffsetOutOfRangeError, StreamNotFoundError, UsageError
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 from tests.integration.bulk_streams import jetstream, make_stream, numbered, publish, with_jetstream

@@ -13,7 +13,7 @@ import pytest
 import liftenvelope
 from liftenvelope import bulk
 from liftenvelope.bulk import Access, WriteFailedError
-from liftenvelope.bulk._brokers import Brokers
+from liftenvelope.bulk._liftbridge.brokers import Brokers
 from liftenvelope.bulk.access import find_target
 from liftenvelope.bulk.writing import open_client
 from liftenvelope.errors import (

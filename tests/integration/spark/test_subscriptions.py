@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from liftenvelope import bulk, connect_blocking
-from liftenvelope.bulk._brokers import Brokers
+from liftenvelope.bulk._liftbridge.brokers import Brokers
 from liftenvelope.bulk.access import Access, find_target
 from liftenvelope.errors import StreamNotFoundError
 from liftenvelope.spark import _broker

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope.bulk._fast_batch import FastBatch
+from liftenvelope.bulk._writes.fast_batch import FastBatch
 from liftenvelope.errors import JetStreamError, NoJetStreamError, WrongLastSequenceError, WrongStreamError
 
 INBOX = b"_INBOX.a."

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope.bulk._filter_choice import Content, server_pays
-from liftenvelope.bulk._filter_gaps import FilterGaps
+from liftenvelope.bulk._jetstream.filter_choice import Content, server_pays
+from liftenvelope.bulk._jetstream.filter_gaps import FilterGaps
 
 
 def content(share: float, subjects: int, *, size: int = 100) -> Content:

@@ -15,8 +15,10 @@ import pyarrow as pa
 import pytest
 
 from liftenvelope import bulk
-from liftenvelope.bulk import Access, ReadLostError, ServerProtocolError, _jetstream_read, _jetstream_requests
-from liftenvelope.bulk._nats_socket import NatsSocket
+from liftenvelope.bulk import Access, ReadLostError, ServerProtocolError
+from liftenvelope.bulk._jetstream import consumer_read
+from liftenvelope.bulk._jetstream import requests as jetstream_requests
+from liftenvelope.bulk._jetstream.nats_socket import NatsSocket
 from liftenvelope.bulk.access import find_target
 from liftenvelope.bulk.listing import open_lister
 from liftenvelope.errors import (
@@ -301,7 +303,7 @@ def test_tail_pauses_and_ends_if_every_pull_is_ended_at_once() -> None:
 
 @pytest.mark.parametrize("text", [b"100 Idle Heartbeat", b"100 FlowControl Request"])
 def test_read_ends_if_nothing_but_heartbeats_come(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_jetstream_read, "_EXPIRES", 0.5)
+    monkeypatch.setattr(consumer_read, "_EXPIRES", 0.5)
     beats = itertools.count()
 
     def script(subject: bytes, reply: bytes, sid: int) -> bytes:
@@ -351,7 +353,7 @@ def test_many_dead_servers_do_not_prolong_a_connection_attempt() -> None:
 
 def test_dropped_reader_waits_for_the_creation_of_its_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers execute requests concurrently: a deletion sent before the answer may overtake the creation."""
-    monkeypatch.setattr(_jetstream_requests, "_CLOSING", 60.0)
+    monkeypatch.setattr(jetstream_requests, "_CLOSING", 60.0)
     asked, may_answer, answered = threading.Event(), threading.Event(), threading.Event()
     sent_after_the_answer: list[bool] = []
     publish = NatsSocket.publish

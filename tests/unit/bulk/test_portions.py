@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftenvelope import _native
-from liftenvelope.bulk._portions import Portions, regrouped
+from liftenvelope.bulk._writes.portions import Portions, regrouped
 from liftenvelope.errors import UsageError, UsageTypeError
 
 MAPS = pa.map_(pa.string(), pa.binary())

@@ -15,8 +15,9 @@ import pytest
 
 from liftenvelope import bulk
 from liftenvelope._pb import api_pb2
-from liftenvelope.bulk import Access, ServerProtocolError, _liftbridge
-from liftenvelope.bulk._nats_socket import NatsSocket
+from liftenvelope.bulk import Access, ServerProtocolError
+from liftenvelope.bulk._jetstream.nats_socket import NatsSocket
+from liftenvelope.bulk._liftbridge import source as liftbridge_source
 from liftenvelope.bulk.access import find_target
 from liftenvelope.client.positions import Timestamp
 from liftenvelope.errors import CallTimeoutError, PermissionDeniedError, StreamDeletedError, TransportError
@@ -194,7 +195,7 @@ async def test_a_broker_that_has_just_started_knows_no_partitions() -> None:
 
 
 async def test_a_partition_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_liftbridge, "_GONE_AFTER", 0.3)
+    monkeypatch.setattr(liftbridge_source, "_GONE_AFTER", 0.3)
     async with scripted() as brokers:
         Forgetful(brokers[0], calls=1_000_000)
         reader = await asyncio.to_thread(bulk.read, brokers[0].address, "foo", start=0)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope.bulk._subject_mask import SubjectMask
+from liftenvelope.bulk._engine.subject_mask import SubjectMask
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream.subject_filter import SubjectFilter, parse_subjects
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from liftenvelope.bulk._schema import make_schema
+from liftenvelope.bulk._engine.schema import make_schema
 from liftenvelope.envelope import new_message, unmarshal_message
 from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, UsageError
 from liftenvelope.spark._columns import ENVELOPE_TYPE, decoded_structs, encoded_structs, with_columns

@@ -1,0 +1,1 @@
+"""Archives of streams in Parquet files, and their restore."""

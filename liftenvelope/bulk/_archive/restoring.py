@@ -1,0 +1,232 @@
+"""Publish an archive into a JetStream stream, each row once, also if a restore is killed and repeated.
+
+Each message gets the id ``restore-<stream>-<partition>-<offset in the archive>``, which the server keeps in
+the message. So the last message of the target says where to go on, however long ago the previous run was.
+Messages of a killed run that arrive late are refused as duplicates, within the ``duplicate_window`` of the
+target.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope._checks import require
+from liftenvelope._showing import html_fields
+from liftenvelope.bulk._archive.names import FoundFile, resolve
+from liftenvelope.bulk._archive.places import ArchivePlace, find_place
+from liftenvelope.bulk._reads.reading import count, read
+from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
+from liftenvelope.bulk.errors import RestoreError
+from liftenvelope.bulk.ranges import OnProgress
+from liftenvelope.bulk.writing import write
+from liftenvelope.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.fs as pafs
+    import pyarrow.parquet as pq
+else:
+    from liftenvelope.bulk._engine.schema import pa
+
+    pq = require("pyarrow.parquet", "bulk")
+
+__all__ = ["Restored", "restore"]
+
+_ID: Final = "Nats-Msg-Id"
+#: Headers that tell the server to refuse or to delete messages.
+_ORDERS: Final = (_ID, "Nats-Rollup", "Nats-Expected-")
+_NEEDED: Final = ("value", "offset", "subject")
+_HEADERS: Final = pa.map_(pa.string(), pa.binary())
+_BATCH_ROWS: Final = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Outcome of a restore.
+
+    Attributes:
+        rows: Number of rows that this run published.
+        skipped: Number of rows that the stream had from earlier runs.
+        verified: Number of rows that were read back and compared; 0 without ``verify``.
+        keeps_offsets: True if every message has the offset that it has in the archive.
+    """
+
+    rows: int
+    skipped: int
+    verified: int
+    keeps_offsets: bool
+
+    def _repr_html_(self) -> str:
+        return html_fields(self)
+
+
+def restore(
+    archive: str | os.PathLike[str],
+    source: Source,
+    stream: str,
+    *,
+    filesystem: pafs.FileSystem | None = None,
+    archived_stream: str | None = None,
+    partition: int = 0,
+    subject: str | None = None,
+    verify: bool = False,
+    progress: OnProgress | None = None,
+    access: Access | None = None,
+) -> Restored:
+    """Publish an archive of Parquet files into a JetStream stream, in the order of its offsets.
+
+    The stream must exist, be empty or hold the beginning of an earlier restore of the same archive, and get
+    no messages of others meanwhile. The message ids of the archive are replaced, and headers that would make
+    the server refuse or delete messages (``Nats-Expected-...``, ``Nats-Rollup``) are left out. The server
+    sets new timestamps.
+
+    Args:
+        archive: Folder or URL, as for :func:`to_parquet`.
+        source: NATS servers, as for :func:`read`.
+        stream: Name of the stream to publish into.
+        filesystem: As for :func:`to_parquet`.
+        archived_stream: Name of the stream in the archive. Default: ``stream``.
+        partition: Number of the partition in the archive. Default 0.
+        subject: Subject of all messages. Default: those of the archive.
+        verify: True to read the whole stream back and compare each message with its row.
+        progress: As for :func:`write`.
+        access: As for :func:`read`.
+
+    Raises:
+        UsageError: An argument is invalid, the archive has no files of the stream, or the stream has messages
+            that are not of this archive.
+        RestoreError: A message differs from its row, with ``verify``.
+        WriteFailedError: Not all rows are stored: call again to go on.
+        LiftEnvelopeError: As for :func:`read`.
+
+    Example:
+        >>> bulk.restore("archive/orders", "nats://localhost:4222", "ORDERS")  # doctest: +SKIP
+    """
+    if find_target(source, access).kind is not ServerKind.NATS:
+        raise UsageError("source must be a nats:// URL: a restore needs message ids, which JetStream has")
+    name = stream if archived_stream is None else archived_stream
+    rows = _ArchivedRows(find_place(archive, filesystem, name), name, partition, subject)
+    last = _last_message(source, stream, rows.prefix, access)
+    had = 0 if last is None else count(source, stream, access=access)
+    missing = rows.reader(0 if last is None else last[1] + 1)
+    written = write(source, stream, missing, progress=progress, access=access)
+    verified = _verify(source, stream, rows, access) if verify else 0
+    total = count(source, stream, access=access)
+    # As many messages as offsets up to the last one, here and in the archive: none is missing in between.
+    keeps = _last_message(source, stream, rows.prefix, access) == (total - 1, total - 1)
+    return Restored(written.acked - written.duplicates, had, verified, keeps)
+
+
+def _last_message(source: Source, stream: str, prefix: str, access: Access | None) -> tuple[int, int] | None:
+    """Return the offset of the stream's last message, and its offset in the archive; None if there is none.
+
+    Raises:
+        UsageError: The message is not of this archive.
+    """
+    columns = ["headers", "offset"]
+    last = read(source, stream, start="latest", columns=columns, access=access).read_all().to_pylist()
+    if not last:
+        return None
+    found = dict(last[-1]["headers"] or ()).get(_ID, b"").decode("utf-8", "replace")
+    if not found.startswith(prefix) or not found.removeprefix(prefix).isdecimal():
+        text = f"stream must be empty, or hold the beginning of this restore, got {stream!r} with others"
+        raise UsageError(f"{text}: its last message has the id {found!r:.100}")
+    return last[-1]["offset"], int(found.removeprefix(prefix))
+
+
+class _ArchivedRows:
+    """Rows of one partition of an archive, with new message ids.
+
+    Attributes:
+        prefix: Beginning of the message ids.
+    """
+
+    def __init__(self, place: ArchivePlace, stream: str, partition: int, subject: str | None) -> None:
+        self.prefix: Final = f"restore-{stream}-{partition}-"
+        self._place = place
+        self._subject = subject
+        self._files = _chain(place, partition)
+        if not self._files:
+            raise UsageError(
+                f"archive must have files of partition {partition} of stream {stream!r}, got none"
+            )
+        self._schema = self._reading(self._files[0]).schema_arrow
+        for column in _NEEDED if subject is None else _NEEDED[:2]:
+            if column not in self._schema.names:
+                raise UsageError(f"archive must have the column {column!r}, got {self._schema.names}")
+
+    def reader(self, start: int) -> pa.RecordBatchReader:
+        """Return a reader of the rows from an offset on, as :func:`write` takes them."""
+        batches = self._batches(start)
+        schema = pa.schema({"value": pa.binary(), "headers": _HEADERS, "subject": pa.string()})
+        return pa.RecordBatchReader.from_batches(schema, batches)
+
+    def _batches(self, start: int) -> Iterator[pa.RecordBatch]:
+        for file in self._files:
+            if file.stop is not None and file.stop <= start:
+                continue
+            for batch in self._reading(file).iter_batches(batch_size=_BATCH_ROWS):
+                offsets = batch.column("offset").to_pylist()
+                first = next((i for i, offset in enumerate(offsets) if offset >= start), len(offsets))
+                if first < len(offsets):
+                    yield self._published(batch.slice(first), offsets[first:])
+
+    def _published(self, batch: pa.RecordBatch, offsets: Sequence[int]) -> pa.RecordBatch:
+        count, ident = len(offsets), self.prefix.encode()
+        given = batch.column("headers").to_pylist() if "headers" in batch.schema.names else [()] * count
+        headers = [
+            [*(one for one in row or () if not one[0].startswith(_ORDERS)), (_ID, b"%b%d" % (ident, at))]
+            for row, at in zip(given, offsets, strict=True)
+        ]
+        subjects = (
+            pa.repeat(pa.scalar(self._subject, pa.string()), count)
+            if self._subject is not None
+            else batch.column("subject").cast(pa.string())
+        )
+        columns = [batch.column("value"), pa.array(headers, _HEADERS), subjects]
+        return pa.RecordBatch.from_arrays(columns, names=["value", "headers", "subject"])
+
+    def _reading(self, file: FoundFile) -> Any:
+        return pq.ParquetFile(self._place.open(file.path))
+
+
+def _chain(place: ArchivePlace, partition: int) -> list[FoundFile]:
+    """Return the files of a partition that have each offset once, in order."""
+    files = [one for one in place.files() if one.partition == partition]
+    ends = [(one, _end_of(place, one) if one.stop is None else one.stop) for one in files]
+    return resolve(ends)[0]
+
+
+def _end_of(place: ArchivePlace, file: FoundFile) -> int:
+    """Return the end of a file of an older version."""
+    metadata = pq.ParquetFile(place.open(file.path)).metadata.metadata or {}
+    return int(metadata.get(b"liftenvelope.stop", b"0"))
+
+
+def _verify(source: Source, stream: str, rows: _ArchivedRows, access: Access | None) -> int:
+    """Compare every message of the stream with its row, in bounded memory; return their number.
+
+    Raises:
+        RestoreError: A message differs, is missing, or is one too many.
+    """
+    columns = ["value", "headers", "subject"]
+    stored = _messages(read(source, stream, columns=columns, parallel=1, access=access))
+    compared = 0
+    for row in _messages(rows.reader(0)):
+        if (found := next(stored, None)) != row:
+            text = f"message {compared} of {stream!r} must be that of the archive, got {found!r:.200}"
+            raise RestoreError(f"{text} for {row!r:.200}: restore into an empty stream")
+        compared += 1
+    if (found := next(stored, None)) is not None:
+        raise RestoreError(f"{stream!r} must have {compared} messages, got more: the next is {found!r:.200}")
+    return compared
+
+
+def _messages(reader: pa.RecordBatchReader) -> Iterator[tuple[bytes, dict[str, bytes], str]]:
+    for batch in reader:
+        columns = [batch.column(name).to_pylist() for name in ("value", "headers", "subject")]
+        for value, headers, subject in zip(*columns, strict=True):
+            yield value, dict(headers or ()), subject

@@ -1,0 +1,1 @@
+"""Range reads for both servers: columns, threads, plan, and the retry loop."""

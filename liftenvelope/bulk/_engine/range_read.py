@@ -1,0 +1,209 @@
+"""Shared part of the reads of one range: the retry loop, the current batch, and the hand-out of batches."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from liftenvelope._backoff import Patience
+from liftenvelope._secrets import without_secrets
+from liftenvelope.bulk._engine.event_log import log
+from liftenvelope.bulk._engine.plan import retention_error
+from liftenvelope.bulk.errors import ReadLostError
+from liftenvelope.errors import OffsetOutOfRangeError
+
+if TYPE_CHECKING:
+    from liftenvelope.bulk._engine.crew import Outlet, Piece
+    from liftenvelope.bulk._engine.plan import BatchPlan
+    from liftenvelope.bulk.access import Access
+    from liftenvelope.bulk.ranges import Extent, Range
+
+__all__ = ["RangeRead"]
+
+
+class RangeSource(Protocol):
+    """The stream of a range read."""
+
+    stream: str
+    access: Access
+
+    def extent(self, partition: int) -> Extent:
+        """Return the current extent of a partition."""
+        ...
+
+    def may_have_holes(self) -> bool:
+        """Return True if the oldest offset can advance without retention, so that gaps there are normal."""
+        ...
+
+
+class RowReader(Protocol):
+    """The parser that collects the rows of the current batch; ``BatchPlan.piece`` takes them."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows in the batch."""
+        ...
+
+
+class RangeRead(ABC):
+    """Reads one range, over as many attempts as needed, in a thread of its own.
+
+    Invariant: ``_next`` is the offset after the last message taken, and every attempt starts there. The
+    offsets from ``_flushed`` to ``_next`` are in the current batch. The offsets before ``_flushed`` are in
+    ``_ready``, or were handed out. So messages are neither lost nor repeated.
+
+    Args:
+        source: The stream.
+        span: Range to read.
+        plan: Columns and limits of the batches.
+        outlet: Takes the batches.
+        rows: Parser of the messages.
+        name: Name of what is read, for error texts.
+    """
+
+    #: Errors after which another attempt may succeed.
+    _passing: ClassVar[tuple[type[Exception], ...]]
+
+    def __init__(
+        self,
+        source: RangeSource,
+        span: Range,
+        plan: BatchPlan,
+        outlet: Outlet,
+        rows: RowReader,
+        name: str,
+    ) -> None:
+        self._source = source
+        self._span = span
+        self._plan = plan
+        self._outlet = outlet
+        self._rows = rows
+        self._name = name
+        self._next = self._flushed = span.start
+        # Pieces to hand out, and gaps in them that have not been checked for retention yet.
+        self._ready: deque[Piece] = deque()
+        self._gaps: list[tuple[int, int]] = []
+        # When the current batch got its first row.
+        self._began = 0.0
+        # Whether an attempt has failed.
+        self._was_lost = False
+
+    def run(self) -> None:
+        """Read the whole range.
+
+        Raises:
+            ReadLostError: The connection was lost and not restored within ``reconnect_wait`` seconds, or the
+                messages stayed invisible for that long.
+            RetentionError: Retention has overtaken the read.
+            OffsetOutOfRangeError: The stream is shorter than it was.
+            LiftEnvelopeError: The server refused a request.
+        """
+        patience, reached = Patience(self._source.access.reconnect_wait), -1
+        while True:
+            try:
+                self._read()
+            except ReadLostError:
+                self._put_all()
+                raise
+            except self._passing as exc:
+                self._outlet.check()
+                now = time.monotonic()
+                if self._next > reached:
+                    patience.progressed(now)
+                    reached = self._next
+                if (pause := patience.failed(now)) is None:
+                    self._put_all()
+                    raise self._lost(exc) from exc
+                self._check_failure(exc, now)
+                self._was_lost = True
+                told = {"read": self._name, "offset": self._next, "error": without_secrets(exc)}
+                log.warning("%(read)s: lost at offset %(offset)d, reading on: %(error)s", told, extra=told)
+                self._outlet.pause(pause)
+            else:
+                return
+
+    @abstractmethod
+    def _read(self) -> None:
+        """Make one attempt: read from the next offset on. Returns when the range is complete."""
+
+    def _check_failure(self, error: Exception, now: float) -> None:  # noqa: B027 - optional
+        """Look at the error of a failed attempt. Raises an error if no other attempt may follow."""
+
+    def _lost(self, error: Exception) -> ReadLostError:
+        wait = self._source.access.reconnect_wait
+        text = f"the read was lost at offset {self._next} and not regained in {wait:g} s"
+        return ReadLostError(f"{self._name}: {text}: {error}")
+
+    def _check_not_truncated(self, end: int) -> None:
+        """Check that the partition still reaches the next offset.
+
+        A partition that lost messages, or a recreated stream, assigns the same offsets to other messages.
+
+        Args:
+            end: Offset after the newest message of the partition.
+
+        Raises:
+            OffsetOutOfRangeError: The partition ends before the next offset.
+        """
+        if end < self._next:
+            text = (
+                f"{self._name}: offset {self._next - 1} was there, and the newest is now {end - 1}: messages "
+                f"were lost, or the stream was made anew"
+            )
+            raise OffsetOutOfRangeError(text, self._source.stream, self._span.partition, self._next, end - 1)
+
+    # The current batch
+
+    def _time_to_wait(self, longest: float) -> float:
+        """Return the seconds to wait for data: until the batch is due, and no longer than ``longest``."""
+        seconds = self._plan.batch_seconds
+        if seconds is None or not self._rows.rows:
+            return longest
+        return min(longest, max(0.001, self._began + seconds - time.monotonic()))
+
+    def _flush_if_old(self, *, block: bool) -> None:
+        """End the batch and hand it out if it is due."""
+        seconds = self._plan.batch_seconds
+        if seconds is not None and self._rows.rows and time.monotonic() >= self._began + seconds:
+            self._flush()
+            self._hand_out(block=block)
+
+    def _flush(self, stop: int = -1) -> None:
+        """End the batch. If given, ``stop`` is the end of the range: the offsets up to it become a gap."""
+        piece = self._plan.piece(self._rows, self._span.partition, self._flushed, stop)
+        if piece is not None:
+            self._flushed = self._next = max(self._next, stop)
+            self._ready.append(piece)
+            self._gaps += piece.gaps
+
+    # Handing out
+
+    def _hand_out(self, *, block: bool) -> None:
+        """Hand out ready pieces: all of them if ``block``, otherwise as many as the queue has room for."""
+        if self._gaps:
+            self._check_gaps()
+        while self._ready:
+            if block:
+                self._outlet.put(self._ready[0])
+            elif not self._outlet.offer(self._ready[0]):
+                return
+            self._ready.popleft()
+
+    def _put_all(self) -> None:
+        """Hand out all rows before the read fails."""
+        self._flush()
+        while self._ready:
+            self._outlet.put(self._ready[0])
+            self._ready.popleft()
+
+    def _check_gaps(self) -> None:
+        """Raise RetentionError if retention caused a gap and the policy is "raise"."""
+        source, partition = self._source, self._span.partition
+        if self._plan.on_retention == "raise":
+            oldest = source.extent(partition).oldest
+            for start, _ in self._gaps:
+                if start < oldest and not source.may_have_holes():
+                    raise retention_error(source.stream, partition, start, oldest)
+        self._gaps.clear()

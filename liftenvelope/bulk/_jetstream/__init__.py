@@ -1,0 +1,1 @@
+"""Connections to JetStream, and range reads of its streams."""

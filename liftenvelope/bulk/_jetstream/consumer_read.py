@@ -1,0 +1,336 @@
+"""Read one range of a JetStream stream through its own consumers, reconnecting as needed.
+
+A consumer numbers its deliveries, so a message that was left out is detected. After any failure the read
+makes a new consumer at the next offset, over a new connection.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope import _native
+from liftenvelope._backoff import pause_before
+from liftenvelope.bulk._engine.plan import retention_error
+from liftenvelope.bulk._engine.range_read import RangeRead
+from liftenvelope.bulk._jetstream.filter_gaps import FilterGaps, Suspect
+from liftenvelope.bulk._jetstream.pulls import PullsInFlight
+from liftenvelope.bulk._jetstream.requests import new_name, pending, start_at
+from liftenvelope.errors import (
+    BadRequestError,
+    CallTimeoutError,
+    NoJetStreamError,
+    TransportError,
+)
+from liftenvelope.jetstream.api import natural
+from liftenvelope.jetstream.statuses import StatusKind
+
+if TYPE_CHECKING:
+    from liftenvelope.bulk._engine.crew import Outlet
+    from liftenvelope.bulk._engine.plan import BatchPlan
+    from liftenvelope.bulk._jetstream.nats_socket import NatsSocket
+    from liftenvelope.bulk._jetstream.requests import JetStreamRequests
+    from liftenvelope.bulk.ranges import Range
+    from liftenvelope.jetstream.statuses import Status
+
+__all__ = ["ConsumerRead"]
+
+_MODES: Final = {"none": 0, "strip": 1, "columns": 2}
+_SECOND: Final = 1_000_000_000
+_PULL_BYTES: Final = 8 * 1024 * 1024
+_MOST_PULL_BYTES: Final = 2**30
+_EXPIRES: Final = 30
+_HEARTBEAT: Final = 1
+#: Seconds of silence after which pulls count as lost. A server sends a heartbeat every second.
+_SILENCE: Final = 3.5
+#: Seconds to wait for room in the queue before checking the connection again.
+_LOOK: Final = 0.5
+#: Shortest wait for data, in seconds, that shows that the server had nothing more to send.
+_QUIET: Final = 0.05
+
+
+class ConsumerRead(RangeRead):
+    """Reads one range through consumers, in a thread of its own."""
+
+    _source: JetStreamRequests
+    _rows: _native.bulk.NatsRows
+    _passing = (TransportError, CallTimeoutError, NoJetStreamError)
+
+    def __init__(self, source: JetStreamRequests, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
+        rows = _native.bulk.NatsRows(
+            plan.row_columns,
+            _MODES[plan.envelope],
+            plan.batch_rows,
+            plan.batch_bytes,
+            source.access.max_message_bytes,
+            plan.allocate,
+        )
+        super().__init__(source, span, plan, outlet, rows, source.stream)
+        self._skips = FilterGaps(span.start)
+        # Messages that the current consumer had to deliver when it was made.
+        self._left = 0
+        self._pulls = PullsInFlight()
+        self._consumer = self._inbox = ""
+        self._sid = 0
+        self._pull_bytes = 0
+        # By pull in flight: offset of the read and time when the pull was sent.
+        self._asked_at: dict[int, tuple[int, float]] = {}
+        # _moved_at: when the last row came, or last waited for room.
+        # _fruitless: consecutive pulls that the server ended at once without a row; since when; when the next
+        # pull may be sent.
+        self._moved_at = 0.0
+        self._fruitless = 0
+        self._fruitless_since = self._pull_at = 0.0
+        # _quiet_since: start of the current silence of the server.
+        # _repeated: pulls were repeated because of that silence.
+        self._quiet_since = 0.0
+        self._repeated = False
+
+    # One connection
+
+    def _read(self) -> None:
+        link = self._source.connect()
+        self._sid = 0
+        self._outlet.wake = link.wake
+        try:
+            self._outlet.check()
+            if self._open(link):
+                self._pump(link)
+            self._hand_out(block=True)
+        finally:
+            self._outlet.wake = lambda: None
+            self._drop_consumer(link)
+            link.close()
+
+    def _open(self, link: NatsSocket) -> bool:
+        """Create a consumer at the next offset; return True if anything is left to read."""
+        end = self._check_end(link)
+        self._drop_consumer(link)
+        self._consumer = new_name()
+        self._left = self._source.make_consumer(self._consumer, self._next, self._outlet)
+        if self._source.filters and not self._skips.has_begun and self._plan.on_retention == "raise":
+            self._count_matching(end)
+        if self._sid:
+            link.unsubscribe(self._sid)
+        self._inbox = self._source.access.new_inbox()
+        self._sid = link.subscribe(f"{self._inbox}.*")
+        self._rows.follow(self._sid, self._next, self._span.stop)
+        self._pulls.forget()
+        self._asked_at.clear()
+        wanted = max(_PULL_BYTES, 2 * link.max_payload, self._pull_bytes)
+        self._pull_bytes = min(wanted, _MOST_PULL_BYTES)  # a server may claim any max_payload
+        self._quiet_since, self._repeated = time.monotonic(), False
+        self._fruitless, self._moved_at = 0, self._quiet_since
+        if self._left or self._span.stop < 0:
+            return True
+        self._flush(self._span.stop)
+        return False
+
+    def _check_end(self, link: NatsSocket) -> int:
+        """Check that the stream still reaches the next offset (``_check_not_truncated``); return its end."""
+        subject = f"{self._source.prefix}.STREAM.INFO.{self._source.stream}"
+        end = link.ask(lambda answer: natural(answer["state"]["last_seq"]), subject)
+        self._check_not_truncated(end)
+        return end
+
+    def _count_matching(self, end: int) -> None:
+        """Count the messages of the range that match, as of now. Only needed if the server filters."""
+        stop = end if self._span.stop < 0 else self._span.stop
+        self._skips.begin(self._left - self._count_from(stop), stop, time.monotonic())
+
+    def _count_from(self, offset: int) -> int:
+        return self._source.probe(pending, start_at(offset), self._source.filters)
+
+    def _drop_consumer(self, link: NatsSocket) -> None:
+        name, self._consumer = self._consumer, ""
+        if name:
+            self._source.drop_consumer(name, link)
+
+    def _pump(self, link: NatsSocket) -> None:
+        """Read until the range is complete."""
+        rows, states = self._rows, _native.bulk
+        while True:
+            self._pull(link)
+            before = rows.rows
+            state, link.start = rows.feed(link.view, link.start, link.end)
+            self._pulls.arrived(rows.rows - before)
+            self._reached(rows.next_offset)
+            if before == 0 and rows.rows:
+                self._began = time.monotonic()
+            if state == states.MORE:
+                if self._at_end() and not self._open(link):
+                    return
+                self._wait(link)
+            elif state == states.LINE:
+                self._other(link)
+            elif state == states.LOST:
+                raise TransportError(
+                    f"{self._source.stream}: a message was left out after offset {self._next}"
+                )
+            elif state == states.BROKEN:
+                raise link.broken()
+            else:
+                self._flush()
+                self._hand_out(block=False)
+            if state == states.DONE:
+                return
+
+    def _at_end(self) -> bool:
+        """Return True if the consumer has nothing pending although the range is not complete."""
+        return self._rows.pending == 0 and self._next < self._span.stop
+
+    def _pull(self, link: NatsSocket) -> None:
+        """Send due pulls, unless pieces wait to be handed out, a pause is due, or the server is stopping."""
+        if self._ready or (self._fruitless and time.monotonic() < self._pull_at):
+            return
+        if link.leaving:
+            if self._pulls.is_idle:
+                raise TransportError(f"{link.address} is about to stop")
+            return
+        wanted = -1 if self._span.stop < 0 else self._span.stop - self._next
+        while (due := self._pulls.due(wanted)) is not None:
+            number, amount = due
+            self._asked_at[number] = self._next, time.monotonic()
+            request = {
+                "batch": amount,
+                "max_bytes": self._pull_bytes,
+                "expires": _EXPIRES * _SECOND,
+                "idle_heartbeat": _HEARTBEAT * _SECOND,
+            }
+            subject = f"{self._source.prefix}.CONSUMER.MSG.NEXT.{self._source.stream}.{self._consumer}"
+            link.publish(subject, json.dumps(request).encode(), f"{self._inbox}.{number}")
+
+    def _other(self, link: NatsSocket) -> None:
+        """Handle the next frame, which is not a row: a status of a pull, PING, INFO or -ERR."""
+        frame = link.handle(self._rows.line)
+        self._check_moved(link)
+        if frame is None or frame.sid != self._sid or (status := frame.status) is None:
+            return
+        match status.kind:
+            case StatusKind.HEARTBEAT:
+                pass
+            case StatusKind.BAD_REQUEST | StatusKind.PUSH | StatusKind.REFUSED:
+                raise BadRequestError(status.code, f"{self._source.stream}: {status.description}")
+            case StatusKind.DELETED | StatusKind.NO_RESPONDERS:
+                raise TransportError(f"{self._source.stream}: the consumer is gone: {status}")
+            case StatusKind.LEADERSHIP | StatusKind.SHUTDOWN:
+                self._pulls.forget()
+                self._unfruitful(link, f"ended all pulls: {status}")
+            case _:
+                self._pull_ended(link, frame.number or 0, status)
+
+    def _pull_ended(self, link: NatsSocket, number: int, status: Status) -> None:
+        self._pulls.ended(number)
+        at, since = self._asked_at.pop(number, (self._next, self._moved_at))
+        if at != self._next or time.monotonic() - since > _EXPIRES / 2:
+            return  # the pull delivered rows, or waited for some
+        if status.kind is StatusKind.TOO_LARGE and self._pull_bytes < _MOST_PULL_BYTES:
+            # Not even one message fits into the pull: the message is older than the server's limit. (Every
+            # pull that has used up its bytes ends with this status. The server serves several pulls in
+            # turns, so they end together.)
+            self._pull_bytes = min(2 * self._pull_bytes, _MOST_PULL_BYTES)
+        else:
+            self._unfruitful(link, f"ended a pull at once: {status}")
+
+    # Progress
+
+    def _reached(self, offset: int) -> None:
+        """Set the next offset. If it advanced, a row came, so the counters of fruitless pulls restart."""
+        if offset != self._next:
+            self._next, self._fruitless, self._moved_at = offset, 0, time.monotonic()
+
+    def _unfruitful(self, link: NatsSocket, why: str) -> None:
+        """Schedule a pause before the next pull, since the server ended a pull without a row.
+
+        Raises:
+            TransportError: The server has done nothing else for ``stall_timeout`` seconds.
+        """
+        now = time.monotonic()
+        if not self._fruitless:
+            self._fruitless_since = now
+        self._fruitless += 1
+        if now - self._fruitless_since >= self._source.access.stall_timeout:
+            raise TransportError(f"{link.address} {why}, and so for {now - self._fruitless_since:.1f} s")
+        self._pull_at = now + pause_before(self._fruitless)
+
+    def _check_moved(self, link: NatsSocket) -> None:
+        """Check that rows keep coming while the range is not complete. Heartbeats do not count.
+
+        Raises:
+            TransportError: No row came for the duration of a pull plus ``stall_timeout`` seconds.
+        """
+        if self._span.stop < 0 or self._ready:
+            self._moved_at = time.monotonic()
+        elif (waited := time.monotonic() - self._moved_at) > _EXPIRES + self._source.access.stall_timeout:
+            raise TransportError(
+                f"{link.address} has sent no message for {waited:.1f} s of a range that has some"
+            )
+
+    # Waiting
+
+    def _wait(self, link: NatsSocket) -> None:
+        """Wait for more data; or, if no pull is in flight and pieces are ready, for room in the queue."""
+        if self._ready and self._pulls.is_idle:
+            if self._outlet.offer(self._ready[0], _LOOK):
+                self._ready.popleft()
+            self._quiet_since = self._moved_at = time.monotonic()
+            link.fill(0)  # the server may have sent a PING
+            return
+        self._hand_out(block=False)
+        link.want(self._rows.need or 1)
+        began = time.monotonic()
+        came = link.fill(self._time_to_wait(self._longest_wait()))
+        left = self._left if self._rows.pending < 0 else self._rows.pending
+        if not left and not self._pulls.is_idle and time.monotonic() - began >= _QUIET:
+            self._skips.current_at = began
+        if came:
+            self._quiet_since, self._repeated = link.last_heard, False
+        else:
+            self._check_silence(link)
+        self._flush_if_old(block=False)
+
+    def _longest_wait(self) -> float:
+        """Return the seconds until a heartbeat or the next pull is due."""
+        if not self._fruitless:
+            return float(_HEARTBEAT)
+        return min(float(_HEARTBEAT), max(0.001, self._pull_at - time.monotonic()))
+
+    def _check_silence(self, link: NatsSocket) -> None:
+        self._outlet.check()
+        self._check_moved(link)
+        if self._fruitless:  # the server has nothing to send before the next pull
+            self._quiet_since = max(self._quiet_since, self._pull_at)
+        silence = time.monotonic() - self._quiet_since
+        if silence > self._source.access.stall_timeout:
+            raise TransportError(f"{link.address} has said nothing for {silence:.1f} s")
+        if silence > _SILENCE and not self._repeated:
+            self._pulls.forget()
+            self._repeated = True
+
+    # Gaps
+
+    def _check_gaps(self) -> None:
+        """Raise RetentionError if retention took messages that match, and the policy is "raise"."""
+        source = self._source
+        if not source.filters:
+            super()._check_gaps()
+            return
+        gaps, self._gaps = self._gaps, []
+        if self._plan.on_retention != "raise":
+            return
+        oldest, age = source.oldest_and_age()
+        suspects = self._skips.pass_over(gaps, oldest)
+        if suspects and not source.may_have_holes():
+            for suspect in suspects:
+                if self._is_lost(suspect, age):
+                    raise retention_error(source.stream, self._span.partition, suspect.start, oldest)
+
+    def _is_lost(self, suspect: Suspect, oldest_age: float) -> bool:
+        if self._skips.is_stored_later(suspect):
+            return self._skips.may_have_lost(time.monotonic(), oldest_age)
+        # Later messages first: a message that is stored in between must not look lost.
+        end = self._skips.end_after(suspect)
+        later = 0 if end is None else self._count_from(end)
+        left = 0 if end is None else self._count_from(suspect.stop) - later
+        return self._skips.has_lost(suspect, left)

@@ -1,0 +1,344 @@
+"""Connections to the servers of a JetStream stream for bulk reads and writes, and its API requests."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from liftenvelope._checks import as_text
+from liftenvelope._deadlines import Deadline
+from liftenvelope.bulk._jetstream.nats_socket import NatsSocket
+from liftenvelope.bulk.ranges import Extent
+from liftenvelope.errors import (
+    CallTimeoutError,
+    LiftEnvelopeError,
+    ServerProtocolError,
+    StreamNotFoundError,
+    TransportError,
+)
+from liftenvelope.jetstream.api import api_prefix, natural, parse_ns
+from liftenvelope.jetstream.infos import StreamInfo
+from liftenvelope.jetstream.names import check_stream_name
+from liftenvelope.rpc.address import Address, parse_address
+
+if TYPE_CHECKING:
+    from liftenvelope.bulk._engine.crew import Outlet
+    from liftenvelope.bulk.access import Target
+
+__all__ = ["JetStreamRequests", "consumer_request", "new_name", "pending", "start_at"]
+
+_T = TypeVar("_T")
+_SECOND: Final = 1_000_000_000
+#: Longest wait in seconds, on closing, for a consumer being created, and for the server to take all that was
+#: sent.
+_CLOSING: Final = 1.0
+#: Seconds without a pull after which the server deletes a consumer.
+_INACTIVE: Final = 300
+
+
+def new_name() -> str:
+    """Return a unique consumer name."""
+    return f"bulk-{secrets.token_hex(8)}"
+
+
+def start_at(offset: int) -> dict[str, Any]:
+    """Return the part of a consumer's config that makes it start at an offset."""
+    return {"deliver_policy": "by_start_sequence", "opt_start_seq": offset + 1}
+
+
+def pending(info: dict[str, Any]) -> int:
+    """Return the number of messages that a consumer has yet to deliver."""
+    return natural(info["num_pending"])
+
+
+def consumer_request(
+    stream: str, start: dict[str, Any], filters: Sequence[str] = (), *, inactive: int = _INACTIVE
+) -> dict[str, Any]:
+    """Return the request for a consumer that only reads: without acks, in memory, with a single replica.
+
+    Args:
+        stream: Name of the stream.
+        start: Part of the config that says where to start, as from :func:`start_at`.
+        filters: Filters of the subjects to deliver. Default: all subjects.
+        inactive: Seconds without a pull after which the server deletes the consumer.
+    """
+    wanted: dict[str, Any] = {"filter_subjects": list(filters)} if len(filters) > 1 else {}
+    if len(filters) == 1:  # understood by all servers, and the faster way in some
+        wanted = {"filter_subject": filters[0]}
+    config = {
+        "ack_policy": "none",
+        "replay_policy": "instant",
+        "inactive_threshold": inactive * _SECOND,
+        "mem_storage": True,
+        "num_replicas": 1,
+        **wanted,
+        **start,
+    }
+    return {"stream_name": stream, "config": config, "action": "create"}
+
+
+class JetStreamRequests:
+    """Connections and API requests for one JetStream stream. Any thread may call the methods.
+
+    Args:
+        target: Servers and connection options.
+        stream: Name of the stream.
+
+    Raises:
+        UsageError: The name is not a valid stream name.
+    """
+
+    def __init__(self, target: Target, stream: str) -> None:
+        self.stream = check_stream_name(stream)
+        #: Filters that the server applies to reads through consumers; none to read all messages.
+        self.filters: tuple[str, ...] = ()
+        self.access = target.access
+        self.prefix = api_prefix(target.access.domain, target.access.api_prefix)
+        self._target = target
+        self._addresses = list(target.addresses)
+        self._turns = itertools.count()
+        self._control: NatsSocket | None = None
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Close the connection for API requests, after the server has taken all that was sent."""
+        with self._lock:
+            if self._control is not None:
+                # Closing a socket with unread bytes, such as a PING, may lose the last bytes sent. Errors are
+                # ignored, because no call waits for a result any more.
+                with contextlib.suppress(LiftEnvelopeError):
+                    self._control.flush(_CLOSING)
+                self._control.close()
+            self._control = None
+
+    def connect(self) -> NatsSocket:
+        """Connect to the next server that can be reached.
+
+        Once a server has used TLS, every later connection must use TLS as well, so that credentials sent over
+        TLS are never sent over plain TCP.
+
+        Raises:
+            TransportError: No server could be reached, or none within ``reconnect_wait`` seconds.
+        """
+        error: TransportError | CallTimeoutError | None = None
+        deadline = Deadline(self.access.reconnect_wait)
+        for _ in range(len(self._addresses)):
+            address = self._addresses[next(self._turns) % len(self._addresses)]
+            try:
+                found = NatsSocket(address, self._target)
+            except (TransportError, CallTimeoutError) as exc:
+                error = exc
+                if deadline.is_over:  # servers may advertise many addresses that don't answer
+                    break
+            else:
+                self._learn(found.other_addresses)
+                if found.is_secure:
+                    self._target = replace(self._target, secure=True)
+                return found
+        assert error is not None
+        raise TransportError(str(error)) from error
+
+    def _learn(self, addresses: list[str]) -> None:
+        known = {*self._addresses}
+        found: list[Address] = [parse_address(address) for address in addresses]
+        fresh = [address for address in dict.fromkeys(found) if address not in known]
+        self._addresses += fresh[: max(self.access.max_brokers - len(known), 0)]
+
+    def ask(
+        self,
+        read: Callable[[dict[str, Any]], _T],
+        subject: str,
+        payload: dict[str, Any] | None = None,
+        outlet: Outlet | None = None,
+    ) -> _T:
+        """Send an API request over the shared connection; return the answer as parsed by ``read``.
+
+        If a connection from an earlier call fails, the request is sent once more over a new connection.
+
+        Args:
+            read: Parses the answer.
+            subject: Subject of the request, without the prefix of the API.
+            payload: The request. Default: none.
+            outlet: Once it is stopped, nothing is sent, and the wait for the answer ends after a second.
+
+        Raises:
+            Stopped: ``outlet`` was stopped. The connection stays open.
+            JetStreamError: The server refused the request.
+            TransportError, CallTimeoutError: No server could be reached, or the server did not answer.
+        """
+        with self._lock:
+            check = None if outlet is None else _check_with_grace(outlet)
+            for again in (True, False):
+                if outlet is not None:
+                    outlet.check()  # waiting for the lock, or the first attempt, may have taken long
+                fresh = self._control is None
+                if self._control is None:
+                    self._control = self.connect()
+                try:
+                    return self._control.ask(read, f"{self.prefix}.{subject}", payload, check)
+                except StreamNotFoundError as exc:
+                    raise self.no_stream(exc) from exc
+                except (TransportError, CallTimeoutError):
+                    self._control.close()
+                    self._control = None
+                    if fresh or not again:
+                        raise
+        raise AssertionError
+
+    def streams(self) -> list[str]:
+        """Return the sorted names of all streams.
+
+        Raises:
+            ServerProtocolError: The server lists more than ``max_partitions`` streams.
+            LiftEnvelopeError: As for :meth:`ask`.
+        """
+        found: list[str] = []
+        while True:
+            names, total = self.ask(_names, "STREAM.NAMES", {"offset": len(found)})
+            found += names
+            if len(found) > (most := self.access.max_partitions):
+                text = f"{self._addresses[0]} lists more than max_partitions={most} streams"
+                raise ServerProtocolError(text)
+            if not names or len(found) >= total:
+                return sorted(set(found))
+
+    def no_stream(self, error: StreamNotFoundError) -> StreamNotFoundError:
+        """Return the server's "stream not found" error with the name of the stream added."""
+        return StreamNotFoundError(error.code, f"there is no stream {self.stream!r}", error.err_code)
+
+    def make_consumer(self, name: str, offset: int, outlet: Outlet) -> int:
+        """Create a consumer that only reads; return the number of messages from the offset on.
+
+        If the reader is stopped, it still waits a second for the answer: nats-server executes requests
+        concurrently, also those of one connection, so a deletion sent now might overtake the creation. Both
+        go over the shared connection.
+
+        Raises:
+            Stopped: The reader was stopped, and no answer came within a second.
+            LiftEnvelopeError: As for :meth:`ask`.
+        """
+        request = consumer_request(self.stream, start_at(offset), self.filters)
+        return self.ask(pending, f"CONSUMER.CREATE.{self.stream}.{name}", request, outlet)
+
+    def drop_consumer(self, name: str, link: NatsSocket) -> None:
+        """Delete a consumer, without waiting for the answer.
+
+        If the request is lost, the server deletes the consumer after its inactivity threshold.
+
+        Args:
+            name: Name of the consumer, which may not exist.
+            link: Connection to use if the shared one is closed, as after a request without an answer.
+        """
+        subject = f"{self.prefix}.CONSUMER.DELETE.{self.stream}.{name}"
+        with self._lock, contextlib.suppress(TransportError, CallTimeoutError):
+            if self._control is not None:
+                self._control.publish(subject, b"")
+            else:
+                link.publish(subject, b"")
+                link.flush(_CLOSING)  # the caller closes it next
+
+    def probe(
+        self, read: Callable[[dict[str, Any]], int], start: dict[str, Any], filters: Sequence[str] = ()
+    ) -> int:
+        """Create a consumer at a start position, read a number from its info, and delete the consumer.
+
+        Args:
+            read: Reads the number.
+            start: Part of the config that says where to start.
+            filters: Filters of the consumer's subjects. Default: all subjects.
+
+        Raises:
+            LiftEnvelopeError: As for :meth:`ask`.
+        """
+        name = new_name()
+        request = consumer_request(self.stream, start, filters, inactive=5)
+        found = self.ask(read, f"CONSUMER.CREATE.{self.stream}.{name}", request)
+        self.ask(_all, f"CONSUMER.DELETE.{self.stream}.{name}")
+        return found
+
+    def config_and_extent(self) -> tuple[dict[str, Any], Extent]:
+        """Return the config and the current extent of the stream.
+
+        Raises:
+            LiftEnvelopeError: As for :meth:`ask`.
+        """
+        config, first, end = self.ask(_config_and_ends, f"STREAM.INFO.{self.stream}")
+        return config, Extent(min(max(first - 1, 0), end), end)
+
+    def extent(self, partition: int) -> Extent:  # noqa: ARG002 - there is only one
+        """Return the current extent of the stream.
+
+        Raises:
+            LiftEnvelopeError: As for :meth:`ask`.
+        """
+        return self.config_and_extent()[1]
+
+    def oldest_and_age(self) -> tuple[int, float]:
+        """Return the offset of the oldest message and its age in seconds, by the server's clock.
+
+        The age is 0 if there is no message, or if the server is too old to tell its time.
+
+        Raises:
+            LiftEnvelopeError: As for :meth:`ask`.
+        """
+        info = self.ask(StreamInfo.from_json, f"STREAM.INFO.{self.stream}")
+        first, now = info.state.first_ts, info.ts
+        age = (now - first).total_seconds() if now is not None and first is not None else 0.0
+        return max(info.state.first_seq - 1, 0), age
+
+    def created(self) -> int:
+        """Return the creation time of the stream in ns since 1970."""
+        return self.ask(_created, f"STREAM.INFO.{self.stream}")
+
+    def may_have_holes(self) -> bool:
+        """Return True if the stream may remove single messages by itself, so that its start can jump."""
+        return self.ask(_may_have_holes, f"STREAM.INFO.{self.stream}")
+
+
+def _check_with_grace(outlet: Outlet) -> Callable[[], None]:
+    """Return a function that raises Stopped once the outlet has been stopped for ``_CLOSING`` seconds."""
+    grace: Deadline | None = None
+
+    def check() -> None:
+        nonlocal grace
+        if grace is None and outlet.is_stopping:
+            grace = Deadline(_CLOSING)
+        if grace is not None and grace.is_over:
+            outlet.check()
+
+    return check
+
+
+# Readers of answers. Their KeyError, TypeError and ValueError become ServerProtocolError in NatsSocket.ask().
+
+
+def _all(answer: dict[str, Any]) -> dict[str, Any]:
+    return answer
+
+
+def _names(answer: dict[str, Any]) -> tuple[list[str], int]:
+    return [as_text("name", name) for name in answer.get("streams") or ()], natural(answer["total"])
+
+
+def _config_and_ends(answer: dict[str, Any]) -> tuple[dict[str, Any], int, int]:
+    state = answer["state"]
+    return dict(answer["config"]), natural(state["first_seq"]), natural(state["last_seq"])
+
+
+def _created(answer: dict[str, Any]) -> int:
+    return parse_ns(as_text("created", answer["created"]))
+
+
+def _may_have_holes(answer: dict[str, Any]) -> bool:
+    config = answer["config"]
+    return (
+        int(config.get("max_msgs_per_subject", -1)) > 0
+        or bool(config.get("allow_msg_ttl"))
+        or bool(config.get("allow_rollup_hdrs"))
+        or config.get("retention", "limits") != "limits"
+    )

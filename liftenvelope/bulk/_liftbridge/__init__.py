@@ -1,0 +1,1 @@
+"""Requests to the brokers of Liftbridge, and range reads of its streams."""

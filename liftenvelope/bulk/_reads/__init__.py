@@ -1,0 +1,1 @@
+"""Reads streams as batches: positions, iteration, payload columns and dead letters."""

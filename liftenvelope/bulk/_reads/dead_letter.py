@@ -1,0 +1,123 @@
+"""Dead letters: bad messages of a read, written to another stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
+from liftenvelope.bulk.writing import write
+from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.jetstream.publish_frames import header_block
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    from liftenvelope.bulk._engine.schema import pa
+
+__all__ = ["DeadLetter", "LetterBox"]
+
+#: Headers that a dead letter gets.
+_PREFIX: Final = "Liftenvelope-Bad-"
+#: Characters of a reason that become a header.
+_LONGEST_REASON: Final = 1_000
+_HEADERS: Final = pa.map_(pa.string(), pa.binary())
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadLetter:
+    """Stream that takes the bad messages of a read.
+
+    Each bad message is written with its own value, key and headers, before the good rows of its batch are
+    handed out. It gets the headers ``Liftenvelope-Bad-Reason``, ``-Stream``, ``-Partition`` and ``-Offset``.
+    A read that is repeated writes them again: at least once. On JetStream, their message ids remove such
+    duplicates within the ``duplicate_window`` of the stream.
+
+    Attributes:
+        stream: Name of an existing stream.
+        subject: For JetStream: subject of the dead letters.
+        source: Servers of the stream. Default: those of the read.
+        access: Connection options. Default: those of the read, unless ``source`` is given.
+
+    Raises:
+        UsageTypeError: A name is not text.
+    """
+
+    stream: str
+    subject: str | None = None
+    source: Source | None = None
+    access: Access | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("stream", self.stream), ("subject", self.subject or "")):
+            if not isinstance(value, str):
+                raise UsageTypeError(f"{name} must be str, got {type(value).__name__}")
+
+
+class LetterBox:
+    """Writes the bad messages of one read.
+
+    Args:
+        letter: Stream of the dead letters.
+        source: Servers of the read.
+        stream: Stream of the read.
+        access: Connection options of the read.
+        envelope: True if the messages had Liftbridge envelopes, so that dead letters get them too.
+
+    Raises:
+        UsageError: The dead letters would go to the stream that is read, or lack a subject.
+    """
+
+    def __init__(
+        self, letter: DeadLetter, source: Source, stream: str, access: Access | None, *, envelope: bool
+    ) -> None:
+        if letter.source is None and letter.stream == stream:
+            raise UsageError(f"on_bad must name another stream than the one to read, got {stream!r}")
+        self._source = source if letter.source is None else letter.source
+        self._access = access if letter.source is None and letter.access is None else letter.access
+        self._letter = letter
+        self._stream = stream
+        self._is_nats = find_target(self._source, self._access).kind is ServerKind.NATS
+        self._envelope = envelope and self._is_nats
+        if self._is_nats and letter.subject is None:
+            raise UsageError("on_bad: subject must be given for a dead letter stream of JetStream, got None")
+
+    def put(self, rows: pa.RecordBatch, reasons: Sequence[str]) -> None:
+        """Write bad messages and wait for all acks.
+
+        Raises:
+            LiftEnvelopeError: As for :func:`write`.
+        """
+        headers = [list(self._headers(row, why)) for row, why in zip(rows.to_pylist(), reasons, strict=True)]
+        table = pa.table({"value": rows["value"], "headers": pa.array(headers, _HEADERS)})
+        if self._envelope or not self._is_nats:
+            table = table.append_column("key", rows["key"])
+        options: dict[str, Any] = {"envelope": self._envelope} if self._is_nats else {}
+        if self._is_nats:
+            options["subject"] = self._letter.subject
+        write(self._source, self._letter.stream, table, access=self._access, **options)
+
+    def _headers(self, row: Mapping[str, Any], reason: str) -> Iterator[tuple[str, bytes]]:
+        for name, value in row["headers"]:
+            if not self._is_nats or self._envelope or _is_plain(name, value):
+                yield name, value
+        place = f"{self._stream}-{row['partition']}-{row['offset']}"
+        if self._is_nats and not self._envelope:
+            yield "Nats-Msg-Id", place.encode()
+        text = " ".join(reason.split())[:_LONGEST_REASON]
+        yield f"{_PREFIX}Reason", text.encode("ascii", "backslashreplace")
+        yield f"{_PREFIX}Stream", self._stream.encode()
+        yield f"{_PREFIX}Partition", b"%d" % row["partition"]
+        yield f"{_PREFIX}Offset", b"%d" % row["offset"]
+
+
+def _is_plain(name: str, value: bytes | None) -> bool:
+    """Return True if NATS carries a header and no server acts on it."""
+    if name.lower().startswith("nats-") or name.startswith(_PREFIX):
+        return False
+    try:
+        header_block([(name, (value or b"").decode())])
+    except (UnicodeDecodeError, UsageError):
+        return False
+    return True

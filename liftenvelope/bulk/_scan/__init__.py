@@ -1,0 +1,1 @@
+"""Lazy scans of streams, for polars and DuckDB."""

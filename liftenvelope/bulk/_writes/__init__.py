@@ -1,0 +1,1 @@
+"""Publishes the rows of a table to JetStream or Liftbridge."""
