@@ -11,7 +11,7 @@ from liftenvelope._checks import as_choice, as_count
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.payload._formats import BadValue, Decoded, InferredFormat, PayloadDecoder, PayloadEncoder
 from liftenvelope.payload._ipc import claims_of
-from liftenvelope.payload._rows import joined, null_row
+from liftenvelope.payload._rows import batch_of, joined, null_row
 from liftenvelope.payload._types import check_names
 
 if TYPE_CHECKING:
@@ -191,9 +191,7 @@ class ArrowDecoder(PayloadDecoder):
             if array.type != field.type:
                 raise ValueError(f"column {field.name!r} must be {field.type}, got {array.type}")
             arrays.append(array)
-        if not arrays:
-            return pa.RecordBatch.from_arrays([], schema=self.schema)
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        return batch_of(arrays, self.schema, batch.num_rows)
 
 
 class ArrowEncoder(PayloadEncoder):

@@ -10,7 +10,17 @@ if TYPE_CHECKING:
 else:
     from liftenvelope.payload._formats import pa
 
-__all__ = ["bisected", "empty_batch", "joined", "null_row", "python_rows", "with_nulls"]
+__all__ = ["batch_of", "bisected", "empty_batch", "joined", "null_row", "python_rows", "with_nulls"]
+
+
+def batch_of(arrays: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    """Return a batch that has its number of rows even without a column.
+
+    ``RecordBatch.from_arrays`` takes the number from the first column, and makes a batch of no rows without one.
+    """
+    if not arrays:
+        return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None]))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
@@ -20,7 +30,7 @@ def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
 
 def null_row(schema: pa.Schema) -> pa.RecordBatch:
     """Return a batch of one row of nulls."""
-    return pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
+    return batch_of([pa.nulls(1, field.type) for field in schema], schema, 1)
 
 
 def joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

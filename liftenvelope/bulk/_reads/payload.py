@@ -48,7 +48,7 @@ class PayloadColumns:
         self.on_bad = on_bad
         added = ENVELOPE_COLUMNS if envelope == "columns" else ()
         self._own = (*(name for name in COLUMNS if name != "value"), *added, *((ROW,) if kind.packed else ()))
-        self._asked = None if columns is None else tuple(dict.fromkeys(_names(columns)))
+        self._asked = None if columns is None else _names(columns)
         default = ("offset", ROW) if kind.packed else self._own
         self.chosen = default if self._asked is None else tuple(n for n in self._asked if n in self._own)
 
@@ -96,7 +96,10 @@ class PayloadColumns:
         return pa.schema([own[name] for name in dict.fromkeys((*order, *self._reserved))])
 
 
-def _names(columns: object) -> Iterable[str]:
+def _names(columns: object) -> tuple[str, ...]:
     if isinstance(columns, str) or not isinstance(columns, Iterable):
         raise UsageTypeError(f"columns must be names of columns, got {columns!r}")
-    return columns
+    names = tuple(dict.fromkeys(columns))
+    if not names:
+        raise UsageError("columns must have at least one name, got none")
+    return names

@@ -264,6 +264,7 @@ class TestColumns:
                 r"columns must be some of .*price, got 'nothing'",
             ),
             ({"payload": "json", "columns": "id"}, "columns must be names of columns"),
+            ({"payload": "json", "columns": []}, "columns must have at least one name, got none"),
             ({"payload": "xml"}, "payload must be one of"),
             ({"on_bad": "column"}, r"on_bad must be 'fail' without payload"),
             ({"payload": "json", "on_bad": "skip"}, r"on_bad must be one of .* or a bulk.DeadLetter"),
@@ -366,6 +367,22 @@ class TestPacks:
         assert found["headers"].to_pylist()[2_999] == [
             ("Content-Type", b"application/vnd.apache.arrow.stream")
         ]
+
+    @pytest.mark.parametrize("columns", [["offset", "row"], ["row"], ["subject"]])
+    def test_rows_are_counted_without_a_field(self, url: str, stream: str, columns: list[str]) -> None:
+        write(url, stream, ORDERS, payload="arrow", pack_rows=700)
+        found = bulk.read(url, stream, payload="arrow", columns=columns).read_all()
+        everything = bulk.read(url, stream, payload="arrow", columns=[*columns, *FIELDS]).read_all()
+        assert (found.num_rows, found) == (3_000, everything.select(columns))
+
+    @pytest.mark.parametrize("columns", [None, ["offset", "row"], ["bad_reason"]])
+    def test_bad_message_is_kept_without_a_field(
+        self, url: str, stream: str, columns: list[str] | None
+    ) -> None:
+        write(url, stream, pa.table({"value": [b"oops", b""]}))
+        found = bulk.read(url, stream, payload="arrow", on_bad="column", columns=columns).read_all()
+        assert found["bad_value"].to_pylist() == [b"oops", b""]
+        assert all(found["bad_reason"].to_pylist())
 
     @pytest.mark.parametrize(
         ("data", "how", "fault"),

@@ -97,6 +97,15 @@ def test_columns_are_chosen_with_their_prefix() -> None:
     assert decoder.decode(array(message(ROWS))).batches[0].to_pydict() == {"p_s": ["x", None, "z"]}
 
 
+def test_rows_are_counted_if_no_column_is_chosen() -> None:
+    rows = pa.record_batch({"a": [1, 2, 3]})
+    kind = ArrowBatches(rows.schema)
+    values = array(message(rows), b"bad", message(rows, rows))
+    found = kind.decoder(columns=()).decode(values)
+    assert [(part.num_rows, part.num_columns) for part in found.batches] == [(3, 0), (1, 0), (6, 0)]
+    assert [value.index for value in found.bad] == [1]
+
+
 class TestLimits:
     @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
     def test_decoded_bytes_are_limited(self, compression: str | None) -> None:
