@@ -16,7 +16,7 @@ __all__ = ["batch_of", "bisected", "empty_batch", "joined", "null_row", "python_
 def batch_of(arrays: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
     """Return a batch that has its number of rows even without a column.
 
-    ``RecordBatch.from_arrays`` takes the number from the first column, and makes a batch of no rows without one.
+    ``RecordBatch.from_arrays`` takes the number from the first column, and has no rows without one.
     """
     if not arrays:
         return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None]))
