@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from liftenvelope._checks import as_choice, as_count
 from liftenvelope.errors import UsageError, UsageTypeError
-from liftenvelope.payload._formats import BadValue, Decoded, InferredFormat, PayloadDecoder, PayloadEncoder
+from liftenvelope.payload._formats import (
+    MAX_REPEATED_BYTES,
+    BadValue,
+    Decoded,
+    InferredFormat,
+    PayloadDecoder,
+    PayloadEncoder,
+)
 from liftenvelope.payload._ipc import claims_of
 from liftenvelope.payload._rows import batch_of, joined, null_row
 from liftenvelope.payload._types import check_names
@@ -49,6 +56,8 @@ class ArrowBatches(InferredFormat):
         max_decoded_bytes: Largest size of the buffers of a message in bytes, after decompression. A larger
             message is bad. Default 256 MiB.
         max_rows: Most rows of a message. A message with more is bad. Default 1,000,000.
+        max_repeated_bytes: Most bytes that the key, the headers and other columns of the stream take when
+            they are repeated for each row of a message. A message beyond that is bad. Default 256 MiB.
         prefix: Text in front of the names of the columns.
 
     Raises:
@@ -60,6 +69,7 @@ class ArrowBatches(InferredFormat):
     compression: Literal["lz4", "zstd"] | None = None
     max_decoded_bytes: int = 256 * 1024 * 1024
     max_rows: int = 1_000_000
+    max_repeated_bytes: int = MAX_REPEATED_BYTES
 
     name: ClassVar[str] = "arrow"
     packed: ClassVar[bool] = True
@@ -70,6 +80,7 @@ class ArrowBatches(InferredFormat):
         as_choice("compression", self.compression, ("lz4", "zstd", None))
         as_count("max_decoded_bytes", self.max_decoded_bytes)
         as_count("max_rows", self.max_rows, 1, 2**31 - 1)
+        as_count("max_repeated_bytes", self.max_repeated_bytes)
         if self.schema is not None:
             if not isinstance(self.schema, pa.Schema):
                 kind = type(self.schema).__name__
@@ -155,6 +166,7 @@ class ArrowDecoder(PayloadDecoder):
 
     def __init__(self, kind: ArrowBatches, fields: pa.Schema, columns: Collection[str] | None) -> None:
         self._kind = kind
+        self.max_repeated_bytes = kind.max_repeated_bytes
         self.schema = kind.prefixed(fields, columns)
         self._fields = [field for field in fields if kind.prefix + field.name in self.schema.names]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from liftenvelope._checks import as_count, require
 from liftenvelope.errors import UsageError, UsageTypeError
@@ -17,6 +17,7 @@ else:
 
 __all__ = [
     "EXTRA",
+    "MAX_REPEATED_BYTES",
     "BadValue",
     "Decoded",
     "InferredFormat",
@@ -27,6 +28,8 @@ __all__ = [
 
 #: Column with the fields that the schema does not have.
 EXTRA = "extra"
+#: Default limit of the bytes that are repeated for the rows of a packed message.
+MAX_REPEATED_BYTES: Final = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +64,12 @@ class PayloadDecoder(ABC):
 
     Attributes:
         schema: Typed columns. All are nullable.
+        max_repeated_bytes: Most bytes that the other columns of a message take when they are repeated for
+            each of its rows. For packed formats. Default 256 MiB.
     """
 
     schema: pa.Schema
+    max_repeated_bytes: int = MAX_REPEATED_BYTES
 
     @abstractmethod
     def decode(self, values: pa.Array) -> Decoded:

@@ -27,8 +27,6 @@ ROW: Final = "row"
 BAD_COLUMNS: Final = ("bad_reason", "bad_value")
 #: Types of the columns that a payload adds to its own.
 ROW_TYPES: Final = {ROW: pa.int32(), "bad_reason": pa.string(), "bad_value": pa.binary()}
-#: Most bytes of a piece in the columns that are repeated for each row of a message.
-_MOST_REPEATED: Final = 256 * 1024 * 1024
 
 
 def added_columns(*, packed: bool, keeps_bad: bool) -> list[pa.Field]:
@@ -151,17 +149,18 @@ class RowDecoder:
         names = [name for name in self._own(batch) if not pa.types.is_dictionary(batch[name].type)]
         own = batch.select(names)
         parts, bad, total = list(found.batches), {value.index: value for value in found.bad}, 0
-        if sum(part.num_rows for part in parts) * own.nbytes <= _MOST_REPEATED:
+        most = self._decoder.max_repeated_bytes
+        if sum(part.num_rows for part in parts) * own.nbytes <= most:
             return found
         for index, part in enumerate(parts):
             each = own.slice(index, 1).nbytes
             nbytes = each * part.num_rows
-            if nbytes > _MOST_REPEATED:
+            if nbytes > most:
                 text = f"{part.num_rows} rows, each with {each} bytes of other columns"
-                bad[index] = BadValue(index, f"{text}, are more than {_MOST_REPEATED} bytes")
+                bad[index] = BadValue(index, f"{text}, are more than max_repeated_bytes={most}")
                 parts[index], nbytes = null_row(part.schema), each
             total += nbytes
-            if index and total > _MOST_REPEATED:
+            if index and total > most:
                 return Decoded(parts[:index], [value for at, value in sorted(bad.items()) if at < index])
         return Decoded(parts, [value for _, value in sorted(bad.items())])
 

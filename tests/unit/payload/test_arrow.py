@@ -146,8 +146,10 @@ class TestLimits:
     def test_wrong_options_are_refused(self) -> None:
         with pytest.raises(UsageError, match="compression must be one of 'lz4', 'zstd', None, got 'gzip'"):
             ArrowBatches(compression="gzip")  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="max_decoded_bytes must be at least 1"):
-            ArrowBatches(max_decoded_bytes=0)
+        for name in ("max_decoded_bytes", "max_repeated_bytes"):
+            limits: dict[str, Any] = {name: 0}
+            with pytest.raises(UsageError, match=f"{name} must be at least 1"):
+                ArrowBatches(**limits)
         with pytest.raises(UsageError, match="max_rows must be at least 1"):
             ArrowBatches(max_rows=0)
         with pytest.raises(UsageTypeError, match=r"schema must be a pyarrow\.Schema"):

@@ -116,7 +116,20 @@ def test_key_that_would_be_repeated_into_gigabytes_makes_a_message_bad() -> None
     assert rows["offset"].to_pylist() == [100] * 3 + [101] + [102] * 3
     (reason,) = set(rows["bad_reason"].to_pylist()) - {None}
     assert reason.startswith("1000000 rows, each with 10")
-    assert reason.endswith(" bytes of other columns, are more than 268435456 bytes")
+    assert reason.endswith(" bytes of other columns, are more than max_repeated_bytes=268435456")
+
+
+@pytest.mark.parametrize(("limit", "fate"), [(4_999, "bad"), (6_000, "good")])
+def test_limit_of_repeated_bytes_is_an_option(limit: int, fate: str) -> None:
+    rows = pa.record_batch({"n": [1, 2, 3, 4, 5]})
+    kind = ArrowBatches(rows.schema, max_repeated_bytes=limit)
+    value = kind.encoder(rows.schema).encode(rows)[0].as_py()
+    batch = messages([value], key=pa.array([b"k" * 1000], pa.binary()))
+    found = pa.Table.from_batches(
+        row_decoder(kind, own=(("key", pa.binary()),), keeps=True).decode(batch)
+    ).to_pylist()
+    assert [row["n"] for row in found] == ([None] if fate == "bad" else [1, 2, 3, 4, 5])
+    assert [bool(row["bad_reason"]) for row in found] == ([True] if fate == "bad" else [False] * 5)
 
 
 def test_pieces_end_before_keys_are_repeated_into_gigabytes() -> None:
