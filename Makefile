@@ -232,6 +232,8 @@ soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs p
 	$(RUN) -m tests.faults --seeds 200
 	$(RUN) -m tests.faults.table_kills --make iceberg --kills 200
 	$(RUN) -m tests.faults.table_kills --make delta --kills 200
+	$(RUN) -m tests.faults.table_kills --make iceberg --kills 50 --payload arrow
+	$(RUN) -m tests.faults.table_kills --make delta --kills 50 --payload json
 	$(RUN) -m tests.hostile
 	$(RUN) -m pytest -q tests/unit tests/twin --hypothesis-profile=search
 	$(RUN) -m benchmarks.slow_reader --seconds 60

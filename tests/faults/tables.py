@@ -75,12 +75,30 @@ def _catalog(place: str) -> dict[str, str]:
 
 
 def open_writer(
-    make: str, source: list[str], stream: str, place: str, access: dict[str, Any], *, partitioned: bool
+    make: str,
+    source: list[str],
+    stream: str,
+    place: str,
+    access: dict[str, Any],
+    *,
+    partitioned: bool,
+    typed: TableOptions | None = None,
 ) -> TableWriter:
-    """Return a writer of a table that makes many small commits."""
+    """Return a writer of a table that makes many small commits.
+
+    Args:
+        make: Format of the table.
+        source: As for :func:`liftenvelope.bulk.read`.
+        stream: Name of the stream.
+        place: Folder of the table.
+        access: Options of the access.
+        partitioned: True for a table with partitions by the hour.
+        typed: Options for a stream with a payload.
+    """
     options: TableOptions = {"access": Access(**access), "batch_rows": 50, "commit_rows": 100}
     if partitioned:
         options["partition_by"] = "hour(timestamp)"
+    options |= typed or {}
     if make == "delta":
         return bulk.delta_writer(source, stream, f"{place}/table", **options)
     return bulk.iceberg_writer(source, stream, _TABLE, catalog={"type": "sql", **_catalog(place)}, **options)

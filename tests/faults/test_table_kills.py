@@ -9,6 +9,6 @@ from tests.faults.table_kills import run
 pytestmark = pytest.mark.timeout(400)
 
 
-@pytest.mark.parametrize("make", ["iceberg", "delta"])
-def test_killed_writers_leave_each_row_once(make: str) -> None:
-    assert run(make, kills=4, seed=1) == []
+@pytest.mark.parametrize(("make", "payload"), [("iceberg", None), ("delta", None), ("delta", "arrow")])
+def test_killed_writers_leave_each_row_once(make: str, payload: str | None) -> None:
+    assert run(make, kills=4, seed=1, payload=payload) == []
