@@ -1,6 +1,6 @@
 """A program that keeps a table of a stream with the example's functions, and may kill itself in a batch.
 
-Run by test_tables. The last argument says when: ``2 before`` or ``2 after`` the commit of batch 2, or ``never``.
+Run by test_tables. The last argument: ``2 before`` or ``2 after`` the commit of that batch, or ``never``.
 """
 
 from __future__ import annotations
