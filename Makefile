@@ -39,10 +39,11 @@ OF_DEPENDENCIES := $(filter-out tests/unit/native/ tests/unit/project/ tests/uni
 SLICES := tests/faults tests/hostile
 # Tests that make test leaves to make fuzz, make slices, make test-spark, make test-browser and make test-dist-some.
 ELSEWHERE := tests/fuzz $(SLICES) tests/spark tests/browser tests/packaging/test_distribution.py
-# Processes for the tests on servers. Many of them mostly wait: six keep two processors busy.
-WORKERS ?= 6
-# Processes for those that need no server. They seldom wait, and each process takes ten seconds to collect them.
-COMPUTING ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
+PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
+# Processes for the tests on servers. These wait for servers most of the time: eight use 80 % of two processors.
+WORKERS ?= 8
+# Processes for those that need no server. Half of their time they wait, too, for fakes that are silent.
+COMPUTING ?= $(shell echo $$(( 2 * $(PROCESSORS) + 1 )))
 # Profile of hypothesis, of tests/conftest.py. Runs after the first, on other interpreters and the like, use "further".
 EXAMPLES ?= repeatable
 # Versions that the package claims to support.
