@@ -57,8 +57,8 @@ def into_iceberg(catalog: Catalog, name: str) -> Write:
 
 def query_id(frame: DataFrame) -> str:
     """Return the id of the query. It belongs to the checkpoint, and a new checkpoint numbers from 0 again."""
-    found = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-    assert isinstance(found, str)  # foreachBatch sets it
+    found: str | None = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+    assert found is not None  # foreachBatch sets it
     return found
 
 

@@ -1,10 +1,7 @@
-"""The example that needs Spark, and the text that Spark reads of our schemas."""
+"""The examples that need Spark, and the text that Spark reads of our schemas."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,29 +11,35 @@ from pyspark.sql.types import StructType
 
 from liftenvelope.spark._columns import ENVELOPE_DDL, ENVELOPE_TYPE
 from liftenvelope.spark._schema import RowOptions, spark_ddl, spark_schema
+from tests.spark.examples import ROOT, run_program
 
-ROOT = Path(__file__).resolve().parents[2]
+
+def run_example(name: str, folder: Path) -> str:
+    status, output = run_program(str(ROOT / "examples" / name), folder=folder)
+    assert status == 0, output
+    return output
 
 
 @pytest.mark.timeout(900)
 def test_pipeline(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "spark_pipeline.py")],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0] == "1,000 readings are stored"
-    assert {line.split(" ")[0] for line in lines[1:]} == {f"sensor-{i}" for i in range(5)}
+    lines = run_example("spark_pipeline.py", tmp_path).splitlines()
+    assert "1,000 readings are stored" in lines
+    sensors = {line.split(" ")[0] for line in lines if line.startswith("sensor-")}
+    assert sensors == {f"sensor-{i}" for i in range(5)}
+
+
+@pytest.mark.timeout(900)
+def test_tables(tmp_path: Path) -> None:
+    output = run_example("spark_tables.py", tmp_path)
+    for rows in ("3,000", "5,000"):
+        assert f"{rows} rows in the Delta table, {rows} in the Iceberg table" in output
+
+
+@pytest.mark.timeout(900)
+def test_declarative_pipeline(tmp_path: Path) -> None:
+    output = run_example("spark_declarative.py", tmp_path)
+    for orders in (300, 500):
+        assert f"{orders} orders: {{'milk': {orders // 2}, 'tea': {orders // 2}}}" in output
 
 
 @pytest.mark.parametrize("headers", [False, True])

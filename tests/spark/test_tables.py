@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,12 +17,12 @@ from pyspark.sql import SparkSession
 from liftenvelope import bulk
 from liftenvelope.testing import NatsServer
 from tests.integration.bulk_streams import jetstream, make_stream
+from tests.spark.examples import run_program
 from tests.spark.streams import finish
-from tests.spark.table_program import EXAMPLE, TABLE, catalog_in, interrupted, names, write_into
+from tests.spark.table_program import TABLE, catalog_in, interrupted, names, write_into
 
 pytestmark = pytest.mark.timeout(900)
 
-ROOT = EXAMPLE.parents[1]
 ROWS = 1_000
 #: Rows of a batch in the session of the tests.
 BATCH = 200
@@ -119,24 +116,6 @@ def test_query_with_another_checkpoint_is_another_query(tables: Tables, make: st
         assert {one: found[f"spark.batch.{one}"] for one in ids} == dict.fromkeys(ids, "4")
 
 
-def program(*arguments: str, cwd: Path) -> int:
-    """Run a program in a process group of its own, and return its exit status."""
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    env = {**os.environ, "PYTHONPATH": paths, "SPARK_LOCAL_IP": "127.0.0.1"}
-    with (cwd / "log").open("ab") as log:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=cwd,
-            env=env,
-            stdout=log,
-            stderr=log,
-            timeout=300,
-            check=False,
-            start_new_session=True,
-        )
-    return done.returncode
-
-
 def test_killed_query_leaves_each_row_once(make: str, tmp_path: Path) -> None:
     with jetstream() as server:
         make_stream(server.url, "ORDERS")
@@ -144,13 +123,6 @@ def test_killed_query_leaves_each_row_once(make: str, tmp_path: Path) -> None:
         for moment in ("0 after", "2 before", "2 after", "never"):
             work = ("-m", "tests.spark.table_program", make, server.url, str(tmp_path), moment)
             expected = 0 if moment == "never" else -signal.SIGKILL
-            assert program(*work, cwd=tmp_path) == expected, (tmp_path / "log").read_text()
+            status, output = run_program(*work, folder=tmp_path)
+            assert status == expected, output
     assert rows_of(make, tmp_path) == pairs(5_000)
-
-
-def test_example(tmp_path: Path) -> None:
-    assert program(str(EXAMPLE), cwd=tmp_path) == 0, (tmp_path / "log").read_text()
-    lines = (tmp_path / "log").read_text().splitlines()
-    assert [line for line in lines if "rows in the Delta table" in line] == [
-        f"{rows} rows in the Delta table, {rows} in the Iceberg table" for rows in ("3,000", "5,000")
-    ]
