@@ -26,8 +26,8 @@ libraries:
 configuration:
   orders.servers: {servers}
 """
-# Static settings cannot be in the specification. A run finds the tables of earlier ones in a catalogue that is
-# kept: here Hive's, in files.
+# Static settings cannot be in the specification. A run finds the tables of earlier ones in a catalogue that
+# is kept: here Hive's, in files.
 SETTINGS = """
 spark.sql.catalogImplementation hive
 spark.sql.warehouse.dir {folder}/warehouse

@@ -1,4 +1,4 @@
-"""The blocks of docs/spark.md run one after the other, on real servers."""
+"""The blocks of the pages on Spark run one after the other, on real servers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from liftenvelope import bulk
@@ -60,3 +61,14 @@ def test_every_block(
     written = bulk.read(address, "counts", columns=["value"]).read_all()["value"].to_pylist()
     assert sorted(map(int, written)) == list(range(20))
     assert {names[one].isStreaming for one in ("opened", "same", "sql")} == {True}
+
+
+def test_table_of_the_page_on_tables(spark: SparkSession, nats: NatsServer, tmp_path: Path) -> None:
+    make_stream(nats.url, "ORDERS")
+    orders = pa.table({"id": range(30), "item": ["tea"] * 30})
+    bulk.write(nats.url, "ORDERS", orders, subject="ORDERS.new", payload="json")
+    (block,) = [one for one in blocks(ROOT / "docs" / "spark-tables.md") if one.info == "python spark"]
+    text = block.text.replace("nats://localhost:4222", nats.url).replace("/data/", f"{tmp_path}/")
+    patiently(partial(run, text, f"{block.page}:{block.line}", {}))
+    stored = DeltaTable(tmp_path / "lake" / "orders").to_pyarrow_table()
+    assert sorted(stored["id"].to_pylist()) == list(range(30))
