@@ -28,11 +28,21 @@ else:
 
     pq = require("pyarrow.parquet", "bulk")
 
-__all__ = ["ArchiveFile", "ArchiveFolder", "ReachedOffsets", "Rotation", "check_parquet"]
+__all__ = ["ArchiveFile", "ArchiveFolder", "ReachedOffsets", "Rotation", "check_parquet", "recorded"]
 
 _STREAM, _PARTITION, _START, _STOP, _RECORD = (
     f"liftenvelope.{name}".encode() for name in ("stream", "partition", "start", "stop", "record")
 )
+
+
+def recorded(metadata: Mapping[bytes, bytes] | None) -> CopyRecord:
+    """Return the options of the run that made a file; those of a plain run for a file of an older version.
+
+    Raises:
+        ValueError: The metadata is damaged.
+    """
+    found = (metadata or {}).get(_RECORD)
+    return CopyRecord() if found is None else CopyRecord.load(found.decode())
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,18 +11,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from liftenvelope._checks import require
 from liftenvelope._showing import html_fields
 from liftenvelope.bulk._archive.names import FoundFile, resolve
 from liftenvelope.bulk._archive.places import ArchivePlace, find_place
+from liftenvelope.bulk._archive.restore_payload import ArchivedMessages, messages_of
 from liftenvelope.bulk._reads.reading import count, read
 from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
 from liftenvelope.bulk.errors import RestoreError
 from liftenvelope.bulk.ranges import OnProgress
 from liftenvelope.bulk.writing import write
 from liftenvelope.errors import UsageError
+from liftenvelope.payload import PayloadChoice, PayloadFormat, as_payload
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +42,6 @@ _ID: Final = "Nats-Msg-Id"
 _ORDERS: Final = (_ID, "Nats-Rollup", "Nats-Expected-")
 _NEEDED: Final = ("value", "offset", "subject")
 _HEADERS: Final = pa.map_(pa.string(), pa.binary())
-_BATCH_ROWS: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ def restore(
     archived_stream: str | None = None,
     partition: int = 0,
     subject: str | None = None,
+    payload: PayloadChoice = None,
     verify: bool = False,
     progress: OnProgress | None = None,
     access: Access | None = None,
@@ -91,6 +93,8 @@ def restore(
         archived_stream: Name of the stream in the archive. Default: ``stream``.
         partition: Number of the partition in the archive. Default 0.
         subject: Subject of all messages. Default: those of the archive.
+        payload: Format of an archive that was made with ``payload=``: its rows are encoded again. Bad
+            messages that it kept get their own values.
         verify: True to read the whole stream back and compare each message with its row.
         progress: As for :func:`write`.
         access: As for :func:`read`.
@@ -107,8 +111,9 @@ def restore(
     """
     if find_target(source, access).kind is not ServerKind.NATS:
         raise UsageError("source must be a nats:// URL: a restore needs message ids, which JetStream has")
+    kind = as_payload(payload)
     name = stream if archived_stream is None else archived_stream
-    rows = _ArchivedRows(find_place(archive, filesystem, name), name, partition, subject)
+    rows = _ArchivedRows(find_place(archive, filesystem, name), name, partition, subject, kind)
     last = _last_message(source, stream, rows.prefix, access)
     had = 0 if last is None else count(source, stream, access=access)
     missing = rows.reader(0 if last is None else last[1] + 1)
@@ -144,19 +149,28 @@ class _ArchivedRows:
         prefix: Beginning of the message ids.
     """
 
-    def __init__(self, place: ArchivePlace, stream: str, partition: int, subject: str | None) -> None:
+    def __init__(
+        self,
+        place: ArchivePlace,
+        stream: str,
+        partition: int,
+        subject: str | None,
+        kind: PayloadFormat | None,
+    ) -> None:
         self.prefix: Final = f"restore-{stream}-{partition}-"
         self._place = place
         self._subject = subject
+        self._kind = kind
+        self._title = f"the archive of {stream!r}"
         self._files = _chain(place, partition)
         if not self._files:
             raise UsageError(
                 f"archive must have files of partition {partition} of stream {stream!r}, got none"
             )
-        self._schema = self._reading(self._files[0]).schema_arrow
+        columns = self._reading(self._files[0]).columns
         for column in _NEEDED if subject is None else _NEEDED[:2]:
-            if column not in self._schema.names:
-                raise UsageError(f"archive must have the column {column!r}, got {self._schema.names}")
+            if column not in columns:
+                raise UsageError(f"archive must have the column {column!r}, got {columns}")
 
     def reader(self, start: int) -> pa.RecordBatchReader:
         """Return a reader of the rows from an offset on, as :func:`write` takes them."""
@@ -168,7 +182,7 @@ class _ArchivedRows:
         for file in self._files:
             if file.stop is not None and file.stop <= start:
                 continue
-            for batch in self._reading(file).iter_batches(batch_size=_BATCH_ROWS):
+            for batch in self._reading(file).batches():
                 offsets = batch.column("offset").to_pylist()
                 first = next((i for i, offset in enumerate(offsets) if offset >= start), len(offsets))
                 if first < len(offsets):
@@ -189,8 +203,8 @@ class _ArchivedRows:
         columns = [batch.column("value"), pa.array(headers, _HEADERS), subjects]
         return pa.RecordBatch.from_arrays(columns, names=["value", "headers", "subject"])
 
-    def _reading(self, file: FoundFile) -> Any:
-        return pq.ParquetFile(self._place.open(file.path))
+    def _reading(self, file: FoundFile) -> ArchivedMessages:
+        return messages_of(pq.ParquetFile(self._place.open(file.path)), self._title, self._kind)
 
 
 def _chain(place: ArchivePlace, partition: int) -> list[FoundFile]:

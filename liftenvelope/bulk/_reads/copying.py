@@ -34,6 +34,7 @@ __all__ = [
     "CopyPlan",
     "CopyRecord",
     "CopyRows",
+    "check_same",
     "check_types",
     "make_copy",
     "merged_record",
@@ -91,7 +92,7 @@ def merged_record(records: Iterable[CopyRecord], title: str) -> CopyRecord | Non
         if found is None:
             found = record
             continue
-        _check_same(found, record, title, "move the files of one of them away")
+        check_same(found, record, title, "move the files of one of them away")
         check_types(found.fields, record.fields, title)
         added = [field for field in record.fields if field.name not in found.fields.names]
         found = CopyRecord(found.subjects, found.payload, pa.schema([*found.fields, *added]))
@@ -111,7 +112,12 @@ def check_types(known: pa.Schema, given: pa.Schema, title: str) -> None:
             raise UsageError(f"{text}, {had}, got {field.type}: rename it, or choose another place")
 
 
-def _check_same(known: CopyRecord, given: CopyRecord, title: str, remedy: str) -> None:
+def check_same(known: CopyRecord, given: CopyRecord, title: str, remedy: str) -> None:
+    """Check that two parts of a copy were made with the same payload and subjects.
+
+    Raises:
+        UsageError: They differ.
+    """
     if known.subjects != given.subjects:
         shown, got = (_shown_subjects(one.subjects) for one in (known, given))
         raise UsageError(f"subjects must be those of {title}, {shown}, got {got}: {remedy}")
@@ -247,7 +253,7 @@ class CopyPlan:
         """
         if known is not None:
             payload = None if self._typed is None else self._typed.identity
-            _check_same(known, CopyRecord(self._subjects, payload), title, remedy)
+            check_same(known, CopyRecord(self._subjects, payload), title, remedy)
 
     def unrecorded(self) -> CopyRecord:
         """Return the record of a copy with messages and without a record, as older versions made it."""

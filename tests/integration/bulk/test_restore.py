@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from nats.js import JetStreamContext
 
 from liftenvelope import bulk
 from liftenvelope.bulk import Progress, RestoreError
 from liftenvelope.errors import LiftEnvelopeError, UsageError
+from liftenvelope.payload import ArrowBatches, Avro, Json, Msgpack, PayloadFormat
 from liftenvelope.testing import NatsServer
 from tests.integration.bulk_streams import jetstream, make_stream, numbered, publish, with_jetstream
 
@@ -101,3 +104,110 @@ def test_arguments(url: str, name: str, tmp_path: Path) -> None:
         UsageError, match="archive must have files of partition 0 of stream 'other', got none"
     ):
         bulk.restore(tmp_path, url, name, archived_stream="other")
+
+
+ORDERS = pa.table(
+    {
+        "id": pa.array(range(40_000), pa.int64()),
+        "item": pa.array([None if i % 7 == 0 else f"item {i % 50}" for i in range(40_000)]),
+        "at": pa.array(range(40_000), pa.timestamp("us", "UTC")),
+    }
+)
+SCHEMA = ORDERS.schema
+AVRO = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "item", "type": ["null", "string"]},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+    ],
+}
+
+
+class TestPayloads:
+    @pytest.mark.parametrize(
+        "kind",
+        [Json(SCHEMA), Json(SCHEMA, prefix="p_"), Msgpack(SCHEMA), Avro(AVRO), Avro(AVRO, registry=[])],
+    )
+    def test_rows_become_messages_at_their_offsets(
+        self, url: str, name: str, tmp_path: Path, kind: PayloadFormat
+    ) -> None:
+        make_stream(url, name)
+        orders = ORDERS.slice(0, 3_000).rename_columns([kind.prefix + field for field in SCHEMA.names])
+        bulk.write(url, name, orders.slice(0, 1_000), subject=f"{name}.x", payload=kind)
+        publish(url, [(f"{name}.y", b"oops", {"color": "red"})])
+        bulk.write(url, name, orders.slice(1_000), subject=f"{name}.x", payload=kind)
+        before = bulk.read(url, name).read_all()
+        bulk.to_parquet(url, name, tmp_path, payload=kind, on_bad="column", rotate_rows=700)
+        empty(url, name)
+        done = bulk.restore(tmp_path, url, name, payload=kind, verify=True)
+        assert done == bulk.Restored(3_001, 0, 3_001, True)
+        after = bulk.read(url, name).read_all()
+        for column in ("offset", "subject", "value"):
+            assert after[column].equals(before[column]), column
+        assert dict(after["headers"][1_000].as_py())["color"] == b"red"
+        again = bulk.restore(tmp_path, url, name, payload=kind)
+        assert (again.rows, again.skipped) == (0, 3_001)
+
+    @pytest.mark.parametrize("on_bad", ["column", "fail"])
+    def test_record_batches_are_the_messages_that_they_were(
+        self, url: str, name: str, tmp_path: Path, on_bad: Any
+    ) -> None:
+        kind = ArrowBatches(compression="zstd")
+        make_stream(url, name)
+        bulk.write(url, name, ORDERS, subject=f"{name}.x", payload=kind, pack_rows=17_000)
+        bulk.write(url, name, ORDERS.slice(0, 9), subject=f"{name}.x", payload=kind, pack_rows=1)
+        bad = on_bad == "column"
+        if bad:
+            publish(url, [(f"{name}.y", b"oops", None)])
+            bulk.write(url, name, ORDERS.slice(0, 3), subject=f"{name}.x", payload=kind)
+        before = bulk.read(url, name, payload=kind, on_bad=on_bad).read_all()
+        bulk.to_parquet(url, name, tmp_path, payload=kind, on_bad=on_bad, rotate_rows=20_000)
+        empty(url, name)
+        with pytest.raises(UsageError, match="archive must have the column 'subject'"):
+            bulk.restore(tmp_path, url, name, payload=kind)
+        done = bulk.restore(tmp_path, url, name, payload=kind, subject=f"{name}.z", verify=True)
+        messages = 14 if bad else 12
+        assert done == bulk.Restored(messages, 0, messages, True)
+        assert bulk.read(url, name, payload=kind, on_bad=on_bad).read_all() == before
+        headers = dict(bulk.read(url, name, stop=1).read_all()["headers"][0].as_py())
+        assert headers["Content-Type"] == b"application/vnd.apache.arrow.stream"
+
+    def test_fields_that_came_later_are_in_their_messages_alone(
+        self, url: str, name: str, tmp_path: Path
+    ) -> None:
+        make_stream(url, name)
+        for values in ([b'{"id":1}'], [b'{"id":2,"note":"a"}', b'{"id":3,"note":"b"}']):
+            bulk.write(url, name, pa.table({"value": values}), subject=f"{name}.x")
+            bulk.to_parquet(url, name, tmp_path, payload="json")
+        before = bulk.read(url, name, columns=["value"]).read_all()
+        empty(url, name)
+        bulk.restore(tmp_path, url, name, payload="json", verify=True)
+        assert bulk.read(url, name, columns=["value"]).read_all() == before
+
+    @pytest.mark.parametrize("kind", [Json(SCHEMA), Avro(AVRO), ArrowBatches(SCHEMA)])
+    def test_archive_of_bad_messages_alone_is_restored(
+        self, url: str, name: str, tmp_path: Path, kind: PayloadFormat
+    ) -> None:
+        make_stream(url, name)
+        publish(url, [(f"{name}.x", value, None) for value in (b"oops", b"", b"\xff")])
+        bulk.to_parquet(url, name, tmp_path, payload=kind, on_bad="column")
+        empty(url, name)
+        bulk.restore(tmp_path, url, name, payload=kind, subject=f"{name}.x", verify=True)
+        found = bulk.read(url, name, columns=["value"]).read_all()["value"].to_pylist()
+        assert found == [b"oops", b"", b"\xff"]
+
+    def test_payload_is_that_of_the_archive(self, url: str, name: str, tmp_path: Path) -> None:
+        archive_and_empty(url, name, tmp_path / "raw", 2)
+        bulk.write(url, name, ORDERS.slice(0, 2), subject=f"{name}.x", payload="json")
+        bulk.to_parquet(url, name, tmp_path / "json", payload="json")
+        empty(url, name)
+        for folder, payload, fault in (
+            ("raw", "json", r"payload must be that of the archive of .*, raw, got json: give restore"),
+            ("json", None, r"payload must be that of the archive of .*, json, got raw: give restore"),
+            ("json", Json(prefix="p_"), r"json, got json prefix='p_'"),
+        ):
+            with pytest.raises(UsageError, match=fault):
+                bulk.restore(tmp_path / folder, url, name, payload=payload)
+        assert bulk.count(url, name) == 0
