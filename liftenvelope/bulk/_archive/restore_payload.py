@@ -36,9 +36,13 @@ def messages_of(file: Any, title: str, kind: PayloadFormat | None) -> ArchivedMe
         kind: Format of the payload; None for values as they are.
 
     Raises:
-        UsageError: The archive was made with another format, or the format cannot carry its columns.
+        UsageError: The archive was made with another format, the format cannot carry its columns, or the
+            metadata of the file is damaged.
     """
-    record = recorded(file.metadata.metadata)
+    try:
+        record = recorded(file.metadata.metadata)
+    except ValueError as exc:
+        raise UsageError(f"{title} must have its options in the metadata of each file: {exc}") from exc
     given = CopyRecord(record.subjects, None if kind is None else kind.identity)
     check_same(record, given, title, "give restore the payload of the archive")
     if kind is None:

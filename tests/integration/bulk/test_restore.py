@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from nats.js import JetStreamContext
 
@@ -197,6 +198,14 @@ class TestPayloads:
         bulk.restore(tmp_path, url, name, payload=kind, subject=f"{name}.x", verify=True)
         found = bulk.read(url, name, columns=["value"]).read_all()["value"].to_pylist()
         assert found == [b"oops", b"", b"\xff"]
+
+    def test_damaged_metadata_is_named(self, url: str, name: str, tmp_path: Path) -> None:
+        archive_and_empty(url, name, tmp_path, 2)
+        (path,) = tmp_path.rglob("*.parquet")
+        table = pq.read_table(path)
+        pq.write_table(table.replace_schema_metadata({b"liftenvelope.record": b"{"}), path)
+        with pytest.raises(UsageError, match="must have its options in the metadata of each file"):
+            bulk.restore(tmp_path, url, name)
 
     def test_payload_is_that_of_the_archive(self, url: str, name: str, tmp_path: Path) -> None:
         archive_and_empty(url, name, tmp_path / "raw", 2)
