@@ -5,6 +5,7 @@ Spark keeps what it starts: the session is made once, in some ten seconds, and i
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import threading
@@ -24,6 +25,8 @@ from tests.spark.streams import Stream
 
 #: Seconds that a test may take, on a machine that is slow and has other work.
 WATCHDOG = 400.0
+#: Seconds before that at which the stacks are printed, while the JVM can still be asked.
+STACKS = 30.0
 ROOT = str(Path(liftenvelope.__file__).parent.parent)
 CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 # Of a task that fails there are two attempts more.
@@ -58,19 +61,31 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         spark.stop()
 
 
+def print_stacks(gateway: Any) -> None:
+    """Print the stacks of the test and of the JVM. Without them, nothing tells why a test hung."""
+    faulthandler.dump_traceback(2)
+    for stack in gateway.jvm.org.apache.spark.util.Utils.getThreadDump():
+        print(stack.toString(), file=sys.stderr)
+
+
 @pytest.fixture
 def spark(session: SparkSession) -> Iterator[SparkSession]:
     """The session; a test that hangs ends with its JVM, and no query outlives its test."""
     gateway: Any = session.sparkContext._gateway
-    timer = threading.Timer(WATCHDOG, gateway.proc.kill)
-    timer.daemon = True
-    timer.start()
+    timers = [
+        threading.Timer(WATCHDOG - STACKS, print_stacks, [gateway]),
+        threading.Timer(WATCHDOG, gateway.proc.kill),
+    ]
+    for timer in timers:
+        timer.daemon = True
+        timer.start()
     try:
         yield session
         for query in session.streams.active:
             query.stop()
     finally:
-        timer.cancel()
+        for timer in timers:
+            timer.cancel()
 
 
 @pytest.fixture(scope="session")
