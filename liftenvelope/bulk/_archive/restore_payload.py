@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.compute as pc
 else:
-    from liftenvelope.bulk._schema import pa
+    from liftenvelope.bulk._engine.schema import pa
 
     pc = require("pyarrow.compute", "bulk")
 
