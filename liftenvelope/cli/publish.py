@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
+from liftenvelope.cli._line_publishing import LineOptions, publish_lines
+from liftenvelope.cli._lines import open_bytes
+from liftenvelope.cli._outgoing import Outgoing, ack_facts, pub_ack_facts
+from liftenvelope.cli._places import SizeType
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._terminal import echo_json, shown
 from liftenvelope.errors import LiftEnvelopeError, UsageError
@@ -17,57 +20,17 @@ from liftenvelope.errors import LiftEnvelopeError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from liftenvelope.envelope import Ack
-    from liftenvelope.jetstream import PubAck
-
 __all__ = ["publish"]
 
 #: Largest payload to read, in bytes: the largest message that NATS carries.
 _LARGEST: Final = 64 * 1024 * 1024
+#: Options of one message.
+_ONCE: Final = ("message_id", "expected_offset", "expected_sequence")
+_LINE_OPTIONS: Final = ("key_delimiter", "max_line_bytes", "in_flight")
+_LINE_BYTES: Final = 1024 * 1024
+_IN_FLIGHT: Final = 1_000
 #: Publishes a message and returns its ack in JSON's form; None if no ack was asked for.
 _Send: TypeAlias = "Callable[[], Awaitable[dict[str, Any] | None]]"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Outgoing:
-    """Message of the command line. The options of the other kind of servers are None."""
-
-    target: str
-    value: bytes
-    key: bytes | None
-    headers: tuple[tuple[str, str], ...]
-    partition: int | None
-    ack_policy: str | None
-    expected_offset: int | None
-    message_id: str | None
-    expected_sequence: int | None
-    ttl: str | None
-    envelope: bool
-
-    def refuse(self, reason: str, *names: str) -> None:
-        """Raise ``UsageError`` if one of these options was given."""
-        for name in names:
-            if getattr(self, name) is not None:
-                raise UsageError(f"--{name.replace('_', '-')} must be left out {reason}")
-
-    @property
-    def header_bytes(self) -> dict[str, bytes]:
-        """Headers of an envelope."""
-        return {name: value.encode("utf-8", "surrogateescape") for name, value in self.headers}
-
-    @property
-    def envelope_options(self) -> dict[str, Any]:
-        """Options that both ways of publishing to Liftbridge have."""
-        from liftenvelope.types import AckPolicy
-
-        policy = AckPolicy[(self.ack_policy or "leader").upper()]
-        expected = -1 if self.expected_offset is None else self.expected_offset
-        return {
-            "key": self.key,
-            "headers": self.header_bytes,
-            "ack_policy": policy,
-            "expected_offset": expected,
-        }
 
 
 @click.command()
@@ -79,6 +42,26 @@ class _Outgoing:
     "--header", "-H", "headers", multiple=True, metavar="NAME=VALUE", help="Header; may be repeated."
 )
 @click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="Number of copies.")
+@click.option(
+    "--lines", is_flag=True, help="Publish each line of the file or of standard input as a message."
+)
+@click.option(
+    "--key-delimiter",
+    "-K",
+    metavar="TEXT",
+    help="With --lines: text between the key and the value of a line.",
+)
+@click.option(
+    "--max-line-bytes",
+    type=SizeType(),
+    metavar="SIZE",
+    help="With --lines: maximum length of a line.  [default: 1MiB]",
+)
+@click.option(
+    "--in-flight",
+    type=click.IntRange(min=1),
+    help="With --lines: lines that may wait for their acks at a time.  [default: 1000]",
+)
 @click.option(
     "--envelope", is_flag=True, help="Publish a Liftbridge envelope on NATS, and wait for a server's ack."
 )
@@ -110,6 +93,7 @@ async def publish(
     headers: tuple[str, ...],
     count: int,
     key: str | None,
+    lines: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -117,21 +101,67 @@ async def publish(
 
     TARGET is a subject of JetStream, a stream of Liftbridge, or with --envelope a subject that a Liftbridge
     stream records. The value is VALUE, a file, or standard input if both are left out or VALUE is -.
+
+    With --lines, each line of the file or of standard input is a message. Publishing ends at the first line
+    that is not acked, and the exit code is then 1.
     """
-    message = _Outgoing(
+    line_options = {name: options.pop(name) for name in _LINE_OPTIONS}
+    message = Outgoing(
         target=target,
-        value=_value(value, file),
+        value=b"" if lines else _value(value, file),
         key=None if key is None else key.encode("utf-8", "surrogateescape"),
         headers=tuple(map(_header, headers)),
         **options,
     )
-    for name in ("message_id", "expected_offset", "expected_sequence"):
+    if lines:
+        _check_lines(message, value, count)
+        found = _line_options(message, as_json, **line_options)
+        with open_bytes(file) as source:
+            await publish_lines(servers, message, source, found)
+        return
+    for name, given in line_options.items():
+        if given is not None:
+            raise UsageError(f"--{name.replace('_', '-')} needs --lines")
+    for name in _ONCE:
         if count > 1 and getattr(message, name) is not None:
             raise UsageError(f"--count must be 1 with --{name.replace('_', '-')}, got {count}")
     async with _sender(servers, message) as send:
         acks = await _publish(send, count, as_json)
     if not as_json:
         click.echo(shown(_summary(acks, count)))
+
+
+def _check_lines(message: Outgoing, value: str | None, count: int) -> None:
+    """Raise ``UsageError`` if an option for a single message was given with ``--lines``."""
+    if value not in (None, "-"):
+        raise UsageError("VALUE must be left out with --lines: the values are the lines")
+    if count > 1:
+        raise UsageError(f"--count must be 1 with --lines, got {count}")
+    message.refuse("with --lines: it is a setting of one message", *_ONCE)
+    if message.ack_policy == "none":
+        raise UsageError("--ack-policy must be leader or all with --lines, got none")
+
+
+def _line_options(
+    message: Outgoing,
+    as_json: bool,
+    *,
+    key_delimiter: str | None,
+    max_line_bytes: int | None,
+    in_flight: int | None,
+) -> LineOptions:
+    if key_delimiter == "":
+        raise UsageError("--key-delimiter must not be empty")
+    if key_delimiter is not None and message.key is not None:
+        raise UsageError("--key and --key-delimiter exclude each other; leave one of them out")
+    if max_line_bytes is not None and not 1 <= max_line_bytes <= _LARGEST:
+        raise UsageError(f"--max-line-bytes must be 1 to {_LARGEST:,} bytes, got {max_line_bytes}")
+    return LineOptions(
+        key_delimiter=None if key_delimiter is None else key_delimiter.encode("utf-8", "surrogateescape"),
+        max_line_bytes=_LINE_BYTES if max_line_bytes is None else max_line_bytes,
+        in_flight=_IN_FLIGHT if in_flight is None else in_flight,
+        as_json=as_json,
+    )
 
 
 async def _publish(send: _Send, count: int, as_json: bool) -> list[dict[str, Any]]:
@@ -179,7 +209,7 @@ def _header(text: str) -> tuple[str, str]:
 
 
 @asynccontextmanager
-async def _sender(servers: CommandServers, message: _Outgoing) -> AsyncIterator[_Send]:
+async def _sender(servers: CommandServers, message: Outgoing) -> AsyncIterator[_Send]:
     if message.envelope:
         servers.need("nats", "--envelope")
         async with _envelope_sender(servers, message) as send:
@@ -193,43 +223,23 @@ async def _sender(servers: CommandServers, message: _Outgoing) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def _jetstream_sender(servers: CommandServers, message: _Outgoing) -> AsyncIterator[_Send]:
-    reason = "for JetStream: it is a setting of Liftbridge, or of --envelope"
-    message.refuse(reason, "key", "partition", "ack_policy", "expected_offset")
-    headers: dict[str, list[str]] = {}
-    for name, value in message.headers:
-        headers.setdefault(name, []).append(value)
-    given: dict[str, Any] = {
-        "message_id": message.message_id,
-        "expected_last_sequence": message.expected_sequence,
-        "ttl": _ttl(message.ttl),
-    }
-    options = {name: value for name, value in given.items() if value is not None}
+async def _jetstream_sender(servers: CommandServers, message: Outgoing) -> AsyncIterator[_Send]:
+    message.check_for_jetstream()
+    options = message.jetstream_options
     async with servers.jetstream() as js:
 
         async def send() -> dict[str, Any]:
-            return _pub_ack(await js.publish(message.target, message.value, headers=headers, **options))
+            return pub_ack_facts(await js.publish(message.target, message.value, **options))
 
         yield send
 
 
-def _ttl(text: str | None) -> float | str | None:
-    if text is None or text == "never":
-        return text
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"--ttl must be a number of seconds or never, got {text!r}") from None
-
-
 @asynccontextmanager
-async def _envelope_sender(servers: CommandServers, message: _Outgoing) -> AsyncIterator[_Send]:
+async def _envelope_sender(servers: CommandServers, message: Outgoing) -> AsyncIterator[_Send]:
     from liftenvelope.envelope import new_message
     from liftenvelope.nats import AckInbox
 
-    reason = "with --envelope: it is a setting of JetStream"
-    message.refuse(reason, "message_id", "expected_sequence", "ttl")
-    message.refuse("with --envelope: publish on the subject of the partition", "partition")
+    message.check_for_envelopes()
     async with servers.nats() as nc:
         if message.ack_policy == "none":
 
@@ -242,57 +252,24 @@ async def _envelope_sender(servers: CommandServers, message: _Outgoing) -> Async
         async with AckInbox(nc, timeout=servers.timeout) as inbox:
 
             async def send() -> dict[str, Any]:
-                return _ack(await inbox.publish(message.target, message.value, **message.envelope_options))
+                ack = await inbox.publish(message.target, message.value, **message.envelope_options)
+                return ack_facts(ack)
 
             yield send
 
 
 @asynccontextmanager
-async def _liftbridge_sender(servers: CommandServers, message: _Outgoing) -> AsyncIterator[_Send]:
-    message.refuse("for Liftbridge: it is a setting of JetStream", "message_id", "expected_sequence", "ttl")
+async def _liftbridge_sender(servers: CommandServers, message: Outgoing) -> AsyncIterator[_Send]:
+    message.check_for_liftbridge()
     async with servers.liftbridge() as client:
 
         async def send() -> dict[str, Any] | None:
             ack = await client.publish(
                 message.target, message.value, partition=message.partition, **message.envelope_options
             )
-            return None if ack is None else _ack(ack)
+            return None if ack is None else ack_facts(ack)
 
         yield send
-
-
-def _pub_ack(ack: PubAck) -> dict[str, Any]:
-    found = {"stream": ack.stream, "sequence": ack.sequence, "duplicate": ack.duplicate}
-    return {**found, **({} if ack.domain is None else {"domain": ack.domain})}
-
-
-def _ack(ack: Ack) -> dict[str, Any]:
-    """Return an ack in JSON's form."""
-    return {
-        "stream": ack.stream,
-        "partition": _partition(ack.partition_subject, ack.msg_subject),
-        "offset": ack.offset,
-        "subject": ack.msg_subject,
-        "correlation_id": ack.correlation_id,
-        "received_ns": ack.reception_timestamp_ns,
-        "committed_ns": ack.commit_timestamp_ns,
-    }
-
-
-def _partition(stream: str, message: str) -> int | None:
-    """Return the number of a partition by the subjects in an ack; None if they do not tell.
-
-    Partition 0 records the subject of its stream, partition N the same with ``.N`` added. With wildcards, the
-    subject of a message may end in a number in any partition.
-
-    Args:
-        stream: Subject of the stream.
-        message: Subject of the message.
-    """
-    if message == stream:
-        return 0
-    tail = message.removeprefix(f"{stream}.")
-    return int(tail) if tail != message and tail.isascii() and tail.isdigit() else None
 
 
 def _summary(acks: list[dict[str, Any]], count: int) -> str:

@@ -1,0 +1,253 @@
+"""Publishes each line of standard input or a file as a message, with many of them in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import click
+
+from liftenvelope.cli._lines import ByteSource, LineSplitter, read_chunk
+from liftenvelope.cli._outgoing import Outgoing, ack_facts, pub_ack_facts
+from liftenvelope.cli._servers import CommandServers
+from liftenvelope.cli._terminal import echo_json, shown
+from liftenvelope.errors import (
+    AckTimeoutError,
+    LiftEnvelopeError,
+    PermissionDeniedError,
+    TransportError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from liftenvelope.envelope import Ack
+    from liftenvelope.jetstream import PubAck
+
+__all__ = ["LineOptions", "publish_lines"]
+
+#: Publishes a value with a key, and returns the future of the ack. Lines are stored in the order of calls.
+_SendLine: TypeAlias = Callable[[bytes, "bytes | None"], Awaitable["asyncio.Future[Any]"]]
+_KINDS: Final = ("acked", "refused", "unknown")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineOptions:
+    """Options of ``publish --lines``.
+
+    Attributes:
+        key_delimiter: Text between the key and the value of a line; None for lines without keys.
+        max_line_bytes: Maximum length of a line.
+        in_flight: Lines that may wait for their acks at a time.
+        as_json: True to print a record for each line.
+    """
+
+    key_delimiter: bytes | None
+    max_line_bytes: int
+    in_flight: int
+    as_json: bool
+
+    def divide(self, line: bytes, key: bytes | None) -> tuple[bytes | None, bytes]:
+        """Return the key and the value of a line. A line without the delimiter has the key of the command."""
+        if self.key_delimiter is None:
+            return key, line
+        before, found, after = line.partition(self.key_delimiter)
+        return (before, after) if found else (key, line)
+
+
+async def publish_lines(
+    servers: CommandServers, message: Outgoing, source: ByteSource, options: LineOptions
+) -> None:
+    """Publish the lines of a source in their order.
+
+    The first failure ends the reading, because the lines behind it would be stored without it. Lines that are
+    in flight at that time, or at Ctrl-C, get their outcome first. An attempt is never repeated: a repeated
+    line would be stored after the lines that follow it.
+
+    Raises:
+        LiftEnvelopeError: A line was not acked; the message counts the lines by outcome.
+    """
+    has_keys = options.key_delimiter is not None
+    async with _line_sender(servers, message, options.in_flight, has_keys) as send:
+        await _LineRun(send, message.key, options).run(source)
+
+
+class _LineRun:
+    """Lines in flight and the outcomes so far. Outcomes are reported in the order of the lines."""
+
+    def __init__(self, send: _SendLine, key: bytes | None, options: LineOptions) -> None:
+        self._send = send
+        self._key = key
+        self._options = options
+        self._pending: deque[tuple[int, asyncio.Future[Any]]] = deque()
+        self._counts = dict.fromkeys(_KINDS, 0)
+        self._next = 1  # first line that was not handed to the connection
+        self._failed = False
+
+    async def run(self, source: ByteSource) -> None:
+        reason = ""
+        try:
+            await self._publish(source)
+        except asyncio.CancelledError:  # Ctrl-C
+            await self._finish()
+            click.echo(f"Note: {self._summary()}", err=True)
+            raise
+        except (LiftEnvelopeError, OSError) as exc:  # a line is too long, or the source can't be read
+            reason, self._failed = f"{exc}. ", True
+        await self._finish()
+        if self._failed:
+            raise LiftEnvelopeError(reason + self._summary())
+        if not self._options.as_json:
+            count = self._counts["acked"]
+            click.echo(f"stored {count:,} {'line' if count == 1 else 'lines'}")
+
+    async def _publish(self, source: ByteSource) -> None:
+        splitter = LineSplitter(self._options.max_line_bytes)
+        while chunk := await self._chunk(source):
+            for line in splitter.feed(chunk):
+                await self._publish_line(line)
+                if self._failed:
+                    return
+        if not self._failed:
+            for line in splitter.finish():
+                await self._publish_line(line)
+
+    async def _chunk(self, source: ByteSource) -> bytes:
+        """Return the next bytes; none at the end, and none after a failure, for which no read is waited."""
+        reading = read_chunk(source)
+        try:
+            while not reading.done() and not self._failed:
+                first = [future for _, future in [*self._pending][:1]]
+                await asyncio.wait([reading, *first], return_when=asyncio.FIRST_COMPLETED)
+                self._settle()
+            return b"" if self._failed else reading.result()
+        finally:
+            reading.cancel()
+
+    async def _publish_line(self, line: bytes) -> None:
+        while len(self._pending) >= self._options.in_flight:
+            await asyncio.wait([self._pending[0][1]])
+            self._settle()
+        if self._failed:
+            return
+        key, value = self._options.divide(line, self._key)
+        try:
+            future = await self._send(value, key)
+        except LiftEnvelopeError as exc:
+            self._failed = True  # now: the lines before this one may take their time
+            future = asyncio.get_running_loop().create_future()
+            future.set_exception(exc)
+        self._pending.append((self._next, future))
+        self._next += 1
+        self._settle()
+
+    async def _finish(self) -> None:
+        """Wait for the lines in flight. Each has a timeout, so the wait ends."""
+        while self._pending:
+            await asyncio.wait([self._pending[0][1]])
+            self._settle()
+
+    def _settle(self) -> None:
+        """Report the outcomes that are known, up to the first line without one."""
+        while self._pending and self._pending[0][1].done():
+            number, future = self._pending.popleft()
+            error = future.exception()
+            if error is None:
+                self._report(number, "acked", **(_facts(future.result())))
+                continue
+            if not isinstance(error, LiftEnvelopeError):
+                raise error
+            self._failed = True
+            self._report(number, "unknown" if _may_be_stored(error) else "refused", error=str(error))
+
+    def _report(self, number: int, outcome: str, **facts: Any) -> None:
+        self._counts[outcome] += 1
+        if self._options.as_json:
+            echo_json({"line": number, "outcome": outcome, **facts})
+        elif outcome != "acked":
+            text = "was refused" if outcome == "refused" else "has an unknown outcome"
+            click.echo(shown(f"line {number:,} {text}: {facts['error']}"), err=True)
+
+    def _summary(self) -> str:
+        counts = ", ".join(f"{self._counts[kind]:,} {kind}" for kind in _KINDS)
+        return f"Lines: {counts}. Line {self._next:,} and those after it were not published"
+
+
+def _may_be_stored(error: LiftEnvelopeError) -> bool:
+    """Return True if the message of a failed publish may be stored all the same."""
+    return isinstance(error, AckTimeoutError | TransportError | PermissionDeniedError) and error.sent
+
+
+def _facts(ack: PubAck | Ack) -> dict[str, Any]:
+    from liftenvelope.envelope import Ack
+
+    return ack_facts(ack) if isinstance(ack, Ack) else pub_ack_facts(ack)
+
+
+@asynccontextmanager
+async def _line_sender(
+    servers: CommandServers, message: Outgoing, in_flight: int, has_keys: bool
+) -> AsyncIterator[_SendLine]:
+    if message.envelope:
+        servers.need("nats", "--envelope")
+        async with _envelope_sender(servers, message, in_flight) as send:
+            yield send
+    elif servers.is_jetstream:
+        async with _jetstream_sender(servers, message, in_flight, has_keys) as send:
+            yield send
+    else:
+        async with _liftbridge_sender(servers, message, in_flight) as send:
+            yield send
+
+
+@asynccontextmanager
+async def _jetstream_sender(
+    servers: CommandServers, message: Outgoing, in_flight: int, has_keys: bool
+) -> AsyncIterator[_SendLine]:
+    message.check_for_jetstream()
+    if has_keys:
+        raise UsageError("--key-delimiter must be left out for JetStream, unless with --envelope")
+    options = message.jetstream_options
+    async with servers.jetstream(max_outstanding=in_flight) as js:
+
+        async def send(value: bytes, _: bytes | None) -> asyncio.Future[PubAck]:
+            return await js.publish_async(message.target, value, retry_attempts=0, **options)
+
+        yield send
+
+
+@asynccontextmanager
+async def _envelope_sender(
+    servers: CommandServers, message: Outgoing, in_flight: int
+) -> AsyncIterator[_SendLine]:
+    from liftenvelope.nats import AckInbox
+
+    message.check_for_envelopes()
+    options = message.envelope_options
+    async with (
+        servers.nats() as nc,
+        AckInbox(nc, timeout=servers.timeout, max_outstanding=in_flight) as inbox,
+    ):
+
+        async def send(value: bytes, key: bytes | None) -> asyncio.Future[Ack]:
+            await inbox.capacity()
+            return inbox.publish_nowait(message.target, value, **{**options, "key": key})
+
+        yield send
+
+
+@asynccontextmanager
+async def _liftbridge_sender(
+    servers: CommandServers, message: Outgoing, in_flight: int
+) -> AsyncIterator[_SendLine]:
+    message.check_for_liftbridge()
+    options = {**message.envelope_options, "partition": message.partition, "max_outstanding": in_flight}
+    async with servers.liftbridge() as client:
+
+        async def send(value: bytes, key: bytes | None) -> asyncio.Future[Ack | None]:
+            return await client.publish_async(message.target, value, **{**options, "key": key})
+
+        yield send
