@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from liftenvelope._checks import MAX_INT64, as_integer
 from liftenvelope._pb import groups_pb2 as pb
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
 __all__ = ["GroupClient", "GroupInfo", "GroupList", "MemberInfo"]
+
+#: Existing groups to name in the error of a missing one.
+_NAMED: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +152,13 @@ class GroupClient:
         """Return one group.
 
         Raises:
-            UnknownGroupError: The group does not exist.
+            UnknownGroupError: The group does not exist; the message names groups that do.
             GroupUnavailableError, CallTimeoutError, TransportError: As for :meth:`list_groups`.
         """
         found = await self.list_groups(name, timeout=timeout)
         if not found.groups:
-            raise group_error(pb.NO_SUCH_GROUP, f"there is no group {name!r}: create it first")
+            others = sorted(group.name for group in (await self.list_groups(timeout=timeout)).groups)
+            raise group_error(pb.NO_SUCH_GROUP, f"there is no group {name!r}: {_existing(others)}")
         return found.groups[0]
 
     async def create_group(
@@ -304,3 +308,11 @@ def _member(member: pb.Member) -> MemberInfo:
         assignment=tuple(TopicPartition(one.topic, one.partition) for one in member.assignment),
         session_timeout=member.session_timeout_ms / 1_000,
     )
+
+
+def _existing(names: list[str]) -> str:
+    """Return the part of an error that tells which groups exist."""
+    if not names:
+        return "no group exists, create it first"
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return f"the groups are {', '.join(names[:_NAMED])}{more}"
