@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, TypeAlias
 
+from liftenvelope.errors import GroupError, LiftEnvelopeError
 from liftenvelope.monitor.groups import GroupDescription, GroupOverview, GroupPartition
 
-__all__ = ["Aim", "GroupAdmin", "Reset"]
+__all__ = ["Aim", "GroupAdmin", "Reset", "partial_reset"]
 
 #: New position of a group: ``earliest``, ``latest``, an offset, or a time.
 Aim: TypeAlias = str | int | datetime
@@ -30,6 +31,30 @@ class Reset:
     partition: int
     old: int | None
     new: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]"
+
+
+def partial_reset(
+    name: str,
+    changed: Sequence[Reset],
+    failed: Sequence[tuple[Reset, LiftEnvelopeError]],
+    skipped: Sequence[Reset] = (),
+) -> GroupError:
+    """Return the error of a reset that failed in some partitions. It names what was changed and what was not.
+
+    Args:
+        name: Name of the group.
+        changed: Changes that were made.
+        failed: Changes that failed, with the reasons.
+        skipped: Changes that were not tried.
+    """
+    done = ", ".join(f"{one} to {one.new}" for one in changed) or "none"
+    reasons = "; ".join(f"{one}: {error}" for one, error in failed)
+    text = f"group {name!r} was not reset in all partitions. Reset: {done}. Failed: {reasons}"
+    rest = f". Not tried: {', '.join(map(str, skipped))}" if skipped else ""
+    return GroupError(text + rest)
 
 
 class GroupAdmin(Protocol):

@@ -13,17 +13,19 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope.cli._groups import Aim, Reset
+from liftenvelope.cli._groups import Aim, Reset, partial_reset
 from liftenvelope.client import Client
 from liftenvelope.client.cursor_names import group_cursor
 from liftenvelope.errors import (
     GroupError,
+    LiftEnvelopeError,
     NoSuchGroupError,
     NoSuchStreamError,
     NotLeaderError,
     ReadonlyPartitionError,
     UsageError,
 )
+from liftenvelope.group.bounds import clamped
 from liftenvelope.monitor.group_activity import ActiveGroup, GroupActivity
 from liftenvelope.monitor.groups import GroupDescription, GroupOverview, GroupPartition
 
@@ -110,13 +112,8 @@ class LiftbridgeGroups:
         return GroupPartition(topic=stream, partition=number, committed=committed, end=end, lag=lag)
 
     async def plan(self, found: GroupDescription, wanted: Sequence[GroupPartition], aim: Aim) -> list[Reset]:
-        """Return the changes that move a group to a new position.
-
-        Raises:
-            GroupError: The group has members, which would overwrite the change.
-        """
-        if found.state == "active":
-            raise GroupError(f"group {found.name!r} has members, which would go on: stop them first")
+        """Return the changes that move a group to a new position, also if it has members."""
+        del found
         return await asyncio.gather(*(self._change(one, aim) for one in wanted))
 
     async def _change(self, row: GroupPartition, aim: Aim) -> Reset:
@@ -124,7 +121,8 @@ class LiftbridgeGroups:
             raise UsageError(f"partition {row.partition} of {row.topic!r} has no leader: leave it out")
         async with self._slots:
             if isinstance(aim, int):
-                new = min(aim, row.end)
+                oldest = await self._first(row.topic, row.partition, "earliest", row.end)
+                new = clamped(aim, (oldest, row.end))
             elif aim == "latest":
                 new = row.end
             else:
@@ -143,13 +141,34 @@ class LiftbridgeGroups:
         return end
 
     async def reset(self, name: str, plan: Sequence[Reset]) -> list[Reset]:
-        """Set the cursors of a group. Offset 0 deletes the cursor: no cursor can stand before offset 0."""
-        for one in plan:
-            if one.new == 0:
-                await self._client.reset_cursor(group_cursor(name), one.topic, one.partition)
-            else:
-                await self._client.set_cursor(group_cursor(name), one.topic, one.partition, one.new - 1)
+        """Set the cursors of a group. Offset 0 deletes the cursor: no cursor can stand before offset 0.
+
+        Raises:
+            GroupError: The group has members, which would overwrite the change; or a cursor was not set. In
+                the latter case the message names the partitions that were reset.
+        """
+        if await self._has_members(name):
+            raise GroupError(f"group {name!r} has members, which would go on: stop them first")
+        for number, one in enumerate(plan):
+            try:
+                await self._set(name, one)
+            except LiftEnvelopeError as exc:
+                raise partial_reset(name, plan[:number], [(one, exc)], plan[number + 1 :]) from exc
+        # The API can't keep members out. One that joined before its cursor was set goes on at the old offset.
+        if await self._has_members(name):
+            text = f"a member of group {name!r} joined during the reset, and may go on at the old offsets"
+            raise GroupError(f"{text}: stop it, and reset the group again")
         return list(plan)
+
+    async def _has_members(self, name: str) -> bool:
+        return name in (await self._client.fetch_metadata(streams=[], groups=[name])).groups
+
+    async def _set(self, group: str, change: Reset) -> None:
+        cursor = group_cursor(group)
+        if change.new == 0:
+            await self._client.reset_cursor(cursor, change.topic, change.partition)
+        else:
+            await self._client.set_cursor(cursor, change.topic, change.partition, change.new - 1)
 
     async def delete(self, name: str, topics: Sequence[str]) -> None:
         """Delete the cursors of a group that has no members.

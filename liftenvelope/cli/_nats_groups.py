@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope.cli._groups import Aim, Reset
-from liftenvelope.errors import GroupError, UsageError
+from liftenvelope.cli._groups import Aim, Reset, partial_reset
+from liftenvelope.errors import GroupError, LiftEnvelopeError, UsageError
 from liftenvelope.group import GroupClient, JetStreamTopic, JetStreamTopicSource
+from liftenvelope.group.bounds import clamped
 from liftenvelope.jetstream import DeliverPolicy, JetStream
 from liftenvelope.monitor.groups import GroupDescription, GroupOverview, GroupPartition
 
@@ -125,17 +125,20 @@ class NatsGroups:
 
     async def _change(self, row: GroupPartition, aim: Aim) -> Reset:
         spec = self._specs[row.topic]
-        if isinstance(aim, int):
+        if not spec.places:
+            if not isinstance(aim, int):
+                text = f"--to-offset must be used for topic {row.topic!r}, which is not in JetStream"
+                raise UsageError(text)
             offset = aim
-        elif not spec.places:
-            raise UsageError(f"--to-offset must be used for topic {row.topic!r}, which is not in JetStream")
         else:
             async with self._slots:
                 offset = await self._aimed(spec, row.partition, aim)
         return Reset(topic=row.topic, partition=row.partition, old=row.committed, new=offset)
 
-    async def _aimed(self, spec: TopicSpec, partition: int, aim: str | datetime) -> int:
+    async def _aimed(self, spec: TopicSpec, partition: int, aim: Aim) -> int:
         oldest, end = await self._source(spec).bounds(partition)
+        if isinstance(aim, int):
+            return clamped(aim, (oldest, end))  # as the coordinator does
         if isinstance(aim, str):
             return oldest if aim == "earliest" else end
         place = spec.places[partition]
@@ -150,13 +153,24 @@ class NatsGroups:
         return first[0].metadata.stream_sequence - 1 if first else end
 
     async def reset(self, name: str, plan: Sequence[Reset]) -> list[Reset]:
-        """Make changes, and return them with the offsets that were set."""
+        """Make changes, and return them with the offsets that were set.
+
+        Raises:
+            GroupError: The group was not reset in a partition; the message names the partitions that were.
+        """
         done = await self._client.rewind(name, {(one.topic, one.partition): one.new for one in plan})
-        for offset in done.values():
+        offsets = {(key.topic, key.partition): offset for key, offset in done.items()}
+        changed: list[Reset] = []
+        failed: list[tuple[Reset, LiftEnvelopeError]] = []
+        for one in plan:
+            offset = offsets.get((one.topic, one.partition), one.new)
             if isinstance(offset, GroupError):
-                raise offset
-        offsets = {(key.topic, key.partition): int(offset) for key, offset in done.items()}  # type: ignore[arg-type]
-        return [replace(one, new=offsets.get((one.topic, one.partition), one.new)) for one in plan]
+                failed.append((one, offset))
+            else:
+                changed.append(replace(one, new=offset))
+        if failed:
+            raise partial_reset(name, changed, failed) from failed[0][1]
+        return changed
 
     async def delete(self, name: str, topics: Sequence[str]) -> None:
         """Delete a group without members, with its positions.

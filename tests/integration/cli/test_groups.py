@@ -11,8 +11,19 @@ import nats
 import pytest
 
 import liftenvelope
-from liftenvelope.group import Coordinator, GroupConsumer, JetStreamTopic
-from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer, run_nats_server
+from liftenvelope.cli._groups import Reset
+from liftenvelope.cli._liftbridge_groups import LiftbridgeGroups
+from liftenvelope.cli._nats_groups import NatsGroups
+from liftenvelope.cli._servers import find_servers
+from liftenvelope.errors import GroupError
+from liftenvelope.group import Coordinator, GroupClient, GroupConsumer, JetStreamTopic
+from liftenvelope.testing import (
+    GatewayCluster,
+    LiftbridgeCluster,
+    NatsServer,
+    run_liftbridge,
+    run_nats_server,
+)
 from tests.integration.cli.commands import error_of, json_of, text_of
 
 OFFSETS = ("--to-earliest", "--to-latest", "--to-offset", "--to-datetime")
@@ -99,7 +110,9 @@ def test_group_over_nats_is_listed_and_described(at: tuple[str, str], group: str
     assert "lag" in shown
     assert "members      none" in shown
     assert "--topic must be one of" in error_of("group", "describe", group, "--topic", "x", *at, code=2)
-    assert "there is no group" in error_of("group", "describe", f"{group}-missing", *at)
+    missing = error_of("group", "describe", f"{group}-missing", *at)
+    assert f"there is no group '{group}-missing': the groups are " in missing
+    assert group in missing.split("the groups are ")[1]
 
 
 def test_members_of_a_group_over_nats(at: tuple[str, str], group: str) -> None:
@@ -122,6 +135,8 @@ def test_members_of_a_group_over_nats(at: tuple[str, str], group: str) -> None:
         (("--to-earliest",), [0, 1]),
         (("--to-latest",), [6, 6]),
         (("--to-offset", "2"), [2, 2]),
+        (("--to-offset", "0"), [0, 1]),
+        (("--to-offset", "99"), [6, 6]),
         (("--to-datetime", "2026-01-01"), [0, 1]),
         (("--to-datetime", "2100-01-01"), [6, 6]),
     ],
@@ -135,6 +150,28 @@ def test_reset_of_a_group_over_nats(
     assert [one["committed"] for one in json_of("group", "describe", group, *at)["partitions"]] == [3, 4]
     assert json_of(*reset, *at)["partitions"] == plan["partitions"]
     assert [one["committed"] for one in json_of("group", "describe", group, *at)["partitions"]] == offsets
+
+
+def test_partial_reset_over_nats_names_what_was_reset(at: tuple[str, str], name: str) -> None:
+    streams = [f"{name}-{number}" for number in range(2)]
+    for stream in streams:
+        text_of("stream", "create", stream, *at)
+        text_of("publish", stream, "x", *at)
+
+    async def work() -> None:
+        async with NatsGroups.open(find_servers(at[1], None, 60)) as admin, await nats.connect(at[1]) as nc:
+            topics = [JetStreamTopic.of_stream(stream, [stream]) for stream in streams]
+            await GroupClient(nc, timeout=60).create_group(name, topics=topics)
+            found = await admin.describe(name, ())
+            plan = await admin.plan(found, found.partitions, "latest")
+            await asyncio.to_thread(text_of, "stream", "rm", streams[1], "--yes", *at)
+            with pytest.raises(GroupError) as caught:
+                await admin.reset(name, plan)
+        text = str(caught.value)
+        assert f"group {name!r} was not reset in all partitions. Reset: {streams[0]}[0] to 1. Failed:" in text
+        assert f"Failed: {streams[1]}[0]: " in text
+
+    asyncio.run(work())
 
 
 def test_reset_of_one_partition_and_deletion(at: tuple[str, str], group: str) -> None:
@@ -191,6 +228,8 @@ def test_group_of_liftbridge(lift: tuple[str, str], name: str) -> None:
         assert found["coordinator"]
         refused = error_of("group", "reset", name, "--to-latest", *lift)
         assert "has members" in refused
+        plan = json_of("group", "reset", name, "--to-latest", "--dry-run", *lift)
+        assert [(one["partition"], one["new"]) for one in plan["partitions"]] == [(0, 2), (1, 0)]
         assert "has members" in error_of("group", "rm", name, "--yes", *lift)
     text_of("publish", name, "x", "--partition", "0", *lift)
     found = json_of("group", "describe", name, *lift)
@@ -228,3 +267,64 @@ def test_reset_and_deletion_of_a_group_of_liftbridge(lift: tuple[str, str], name
     assert "name them by --topic" in error_of("group", "describe", f"{name}-missing", *lift)
     missing = error_of("group", "describe", name, "--topic", f"{name}-missing", *lift)
     assert "there is no stream" in missing
+
+
+class KillsServer(list[Reset]):
+    """Changes of which the first can be made, and before the second the server is killed."""
+
+    def __init__(self, changes: list[Reset], cluster: LiftbridgeCluster) -> None:
+        super().__init__(changes)
+        self._cluster = cluster
+
+    def __iter__(self) -> Iterator[Reset]:
+        for number, change in enumerate(super().__iter__()):
+            if number == 1:
+                self._cluster.kill()
+            yield change
+
+
+def test_partial_reset_of_liftbridge_names_what_was_reset(name: str) -> None:
+    async def work(cluster: LiftbridgeCluster) -> str:
+        url = f"liftbridge://{cluster.addresses[0]}"
+        await asyncio.to_thread(text_of, "stream", "create", name, "--partitions", "3", "--url", url)
+        async with LiftbridgeGroups.open(find_servers(url, None, 10)) as admin:
+            found = await admin.describe(name, [name])
+            plan = await admin.plan(found, found.partitions, "latest")
+            with pytest.raises(GroupError) as caught:
+                await admin.reset(name, KillsServer(plan, cluster))
+        return str(caught.value)
+
+    with run_liftbridge() as cluster:
+        text = asyncio.run(work(cluster))
+    assert f"Reset: {name}[0] to 0. Failed: {name}[1]: " in text
+    assert text.endswith(f". Not tried: {name}[2]")
+
+
+def test_member_that_joins_before_a_reset_of_liftbridge_refuses_it(lift: tuple[str, str], name: str) -> None:
+    text_of("stream", "create", name, *lift)
+    text_of("publish", name, "x", "--count", "2", *lift)
+
+    async def work() -> None:
+        async with LiftbridgeGroups.open(find_servers(lift[1], None, 60)) as admin:
+            found = await admin.describe(name, [name])
+            plan = await admin.plan(found, found.partitions, "latest")
+            joined = lift_member(lift, name, name)
+            await asyncio.to_thread(joined.__enter__)
+            try:
+                with pytest.raises(GroupError, match="has members, which would go on"):
+                    await admin.reset(name, plan)
+            finally:
+                await asyncio.to_thread(joined.__exit__, None, None, None)
+
+    asyncio.run(work())
+
+
+def test_offset_before_the_oldest_message_of_a_gateway_is_clamped(
+    gateway_server: GatewayCluster, name: str
+) -> None:
+    at = ("--url", f"liftbridge://{gateway_server.addresses[0]}")
+    text_of("stream", "create", name, "--max-msgs", "2", *at)
+    text_of("publish", name, "x", "--count", "5", *at)
+    reset = ("group", "reset", name, "--topic", name, "--to-offset", "1", *at)
+    (row,) = json_of(*reset)["partitions"]
+    assert row["new"] == 3
