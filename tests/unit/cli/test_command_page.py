@@ -102,3 +102,12 @@ def test_every_command_that_asks_servers_can_print_json() -> None:
     asking = {name for name, command in ALL.items() if any("--timeout" in one.opts for one in command.params)}
     assert len(asking) > 20
     assert {name for name in asking if not any("--json" in one.opts for one in ALL[name].params)} == set()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_documented_line_for_completion_prints_a_script(shell: str) -> None:
+    section = PAGE.split("\n## Completion\n")[1].split("\n## ")[0]
+    (line,) = re.findall(rf"`[^`]*liftenvelope (completion {shell})\b[^`]*`", section)
+    done = CliRunner().invoke(root, line.split())
+    assert done.exit_code == 0
+    assert f"_LIFTENVELOPE_COMPLETE={shell}_complete" in done.stdout
