@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
+from typing import Final
 
 import click
 
 from liftenvelope.cli._logging import start_logging
 from liftenvelope.cli._settings import LEVELS
-from liftenvelope.cli._terminal import shown
+from liftenvelope.cli._terminal import echo_json, shown
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 __all__ = ["archive"]
+
+_LOG: Final = logging.getLogger("liftenvelope.archive")
 
 
 @click.command()
@@ -33,7 +37,18 @@ __all__ = ["archive"]
     show_default=True,
     help="Lines of text, or one JSON object per line, on standard error.",
 )
-def archive(config: str, once: bool, check: bool, http: str | None, log_level: str, log_format: str) -> None:
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the outcome as JSON in the end, one object per pipeline."
+)
+def archive(
+    config: str,
+    once: bool,
+    check: bool,
+    http: str | None,
+    log_level: str,
+    log_format: str,
+    as_json: bool,
+) -> None:
     """Write streams into tables, each message once, until SIGTERM.
 
     On SIGTERM or Ctrl-C, runs under way finish their files; a second signal ends the program at once.
@@ -47,7 +62,7 @@ def archive(config: str, once: bool, check: bool, http: str | None, log_level: s
         if check:
             click.echo(json.dumps(found.shown(), indent=2, default=str))
             return
-        succeeded = asyncio.run(_run(found, once=once))
+        succeeded = asyncio.run(_run(found, once=once, as_json=as_json))
     except UsageError as exc:
         raise click.UsageError(shown(str(exc))) from exc
     except LiftEnvelopeError as exc:
@@ -56,11 +71,16 @@ def archive(config: str, once: bool, check: bool, http: str | None, log_level: s
         sys.exit(1)
 
 
-async def _run(found: object, *, once: bool) -> bool:
+async def _run(found: object, *, once: bool, as_json: bool) -> bool:
     from liftenvelope.archive import ArchiveConfig, ArchiveDaemon
 
     assert isinstance(found, ArchiveConfig)
+    # Logged, not printed: standard output is for machines, and standard error may have lines of JSON.
     daemon = ArchiveDaemon(
-        found, lambda address: click.echo(f"serving health and metrics on http://{address}")
+        found, lambda address: _LOG.info("serving health and metrics on http://%s", address)
     )
-    return await daemon.run(once=once)
+    succeeded = await daemon.run(once=once)
+    for state in daemon.states if as_json else ():
+        counts = {"runs": state.runs, "failures": state.failures, "rows": state.rows, "bytes": state.nbytes}
+        echo_json({"pipeline": state.name, **counts, "error": state.error or None})
+    return succeeded

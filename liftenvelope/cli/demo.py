@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from liftenvelope.cli._demo_job import BROKERS, DemoReport, Job, run_demo
+from liftenvelope.cli._servers import json_option
+from liftenvelope.cli._terminal import echo_json
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 
@@ -29,7 +31,16 @@ from liftenvelope.errors import LiftEnvelopeError, UsageError
 )
 @click.option("--url", metavar="URL", help="URL of a running NATS server to use instead of starting one.")
 @click.option("--liftbridge", metavar="HOST:PORT", help="Address of a running broker on that NATS server.")
-def demo(messages: int, size: int, window: int, broker: str, url: str | None, liftbridge: str | None) -> None:
+@json_option
+def demo(
+    messages: int,
+    size: int,
+    window: int,
+    broker: str,
+    url: str | None,
+    liftbridge: str | None,
+    as_json: bool,
+) -> None:
     """Publish envelopes on NATS to the gateway or a Liftbridge server, and verify every ack.
 
     Exits with 1 if a message is lost.
@@ -44,7 +55,10 @@ def demo(messages: int, size: int, window: int, broker: str, url: str | None, li
         report = asyncio.run(_run(job))
     except LiftEnvelopeError as exc:
         raise click.ClickException(str(exc)) from exc
-    _show(report)
+    if as_json:
+        echo_json({**vars(report), "ok": report.ok})
+    else:
+        _show(report)
     sys.exit(0 if report.ok else 1)
 
 

@@ -11,7 +11,8 @@ import click
 
 from liftenvelope._checks import as_local_path
 from liftenvelope.cli._places import check_lines, check_open, fail_cleanly
-from liftenvelope.cli._servers import CommandServers, named_servers, with_source
+from liftenvelope.cli._servers import CommandServers, json_option, named_servers, with_source
+from liftenvelope.cli._terminal import echo_json
 
 
 @click.command()
@@ -51,9 +52,18 @@ from liftenvelope.cli._servers import CommandServers, named_servers, with_source
     help="Create STREAM if it does not exist. Its subject is --subject or its own name; JetStream: all rows "
     "get it.",
 )
+@json_option
 @click.pass_context
 @with_source
-def write(context: click.Context, stream: str, source: Any, origin: str, create: bool, **how: Any) -> None:
+def write(
+    context: click.Context,
+    stream: str,
+    source: Any,
+    origin: str,
+    create: bool,
+    as_json: bool,
+    **how: Any,
+) -> None:
     """Publish rows to STREAM in order and wait for all acks."""
     if create:
         servers = named_servers(context.params["url"], context.params["context"])
@@ -61,7 +71,7 @@ def write(context: click.Context, stream: str, source: Any, origin: str, create:
         if servers.is_jetstream:
             how["subject"] = subject
         fail_cleanly(lambda: asyncio.run(_create(servers, stream, subject)))
-    fail_cleanly(lambda: _write(source, stream, origin, how))
+    fail_cleanly(lambda: _write(source, stream, origin, how, as_json))
 
 
 async def _create(servers: CommandServers, stream: str, subject: str) -> None:
@@ -82,7 +92,7 @@ async def _create(servers: CommandServers, stream: str, subject: str) -> None:
                 await client.create_stream(subject, stream)
 
 
-def _write(source: Any, stream: str, origin: str, how: dict[str, Any]) -> None:
+def _write(source: Any, stream: str, origin: str, how: dict[str, Any], as_json: bool) -> None:
     path = as_local_path("--from", origin)
     from liftenvelope import bulk
     from liftenvelope.bulk.files import from_lines, open_parquet
@@ -96,4 +106,7 @@ def _write(source: Any, stream: str, origin: str, how: dict[str, Any]) -> None:
         check_open("--from", origin, sys.stdin)
         with click.open_file(origin, "rb") as lines:
             done = bulk.write(source, stream, from_lines(lines), **how)
+    if as_json:
+        echo_json({"stream": stream, "acked": done.acked, "duplicates": done.duplicates})
+        return
     click.echo(f"{done.acked:,} rows stored, {done.duplicates:,} of them before", err=True)

@@ -116,9 +116,14 @@ def test_command_runs_once_and_reports_failures(url: str, name: str, tmp_path: P
     make_stream(url, name)
     publish(url, numbered(name, 10))
     config = config_of(tmp_path, url, name, f"no-{name}")
-    done = command("--config", config, "--once", "--log-format", "json")
+    done = command("--config", config, "--once", "--log-format", "json", "--json")
     assert done.returncode == 1
-    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    first, *lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert first["message"].startswith("serving health and metrics on http://127.0.0.1:")
+    good, bad = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (good["pipeline"], good["rows"], good["error"]) == (name, 10, None)
+    assert (bad["pipeline"], bad["failures"]) == (f"no-{name}", 1)
+    assert bad["error"]
     assert {line["pipeline"]: line["level"] for line in lines} == {name: "info", f"no-{name}": "warning"}
     assert rows_of(tmp_path / name) == list(range(10))
 

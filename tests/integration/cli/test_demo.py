@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -132,3 +133,11 @@ def test_messages_that_nats_does_not_take() -> None:
 def test_a_server_program_that_is_not_there(variable: str) -> None:
     done = demo("--messages", "10", "--broker", "liftbridge", **{variable: "no/such/file"})
     assert_failed(done, variable, "must name an existing file")
+
+
+def test_json_report() -> None:
+    done = demo("--messages", "100", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["published"], report["lost"], report["ok"]) == (100, 0, True)
+    assert {one["operation"] for one in report["codec"]} >= {"encode a message", "decode a message"}

@@ -378,3 +378,11 @@ def test_progress_is_for_terminals(url: str, tmp_path: Path) -> None:
         assert process.wait(60) == 0
     assert b"numbers 100%" in shown
     assert b"50 rows" in shown
+
+
+def test_write_reports_in_json(url: str, name: str) -> None:
+    rows = '{"value": "a"}\n{"value": "b"}\n'
+    done = run("write", name, "--create", "--json", "--url", url, text=rows)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == {"stream": name, "acked": 2, "duplicates": 0}
+    assert done.stderr == ""
