@@ -70,7 +70,7 @@ async def test_consumer_is_paused_resumed_and_unpinned(
             assert await changed(session, action="resume consumer", **place) == "resumed consumer packing"
             assert not (await (await js.consumer("ORDERS", "packing")).info()).paused
             text = await changed(session, 400, action="unpin consumer", group="none", **place)
-            assert text == "group must be one of the consumer's, [], got 'none'"
+            assert text == "group must be a priority group, but 'packing' has none, got 'none'"
             done = await changed(session, action="unpin consumer", **pinned)
             assert done == "unpinned the client of group a"
     lines = [one.getMessage() for one in caplog.records if one.name == "liftenvelope.monitor"]
