@@ -343,3 +343,6 @@ async def bench_reading(
     await messages.aclose()
     measured.seconds = last - started
     measured.show(f"Read from {stream}", as_json)
+    if measured.count < count:
+        text = f"Note: {measured.count:,} of {count:,} messages came before {idle:g} s of silence"
+        click.echo(text, err=True)
