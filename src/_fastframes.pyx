@@ -10,7 +10,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
 
 from _cursor cimport Slice
@@ -486,6 +486,9 @@ cdef class Delivered:
         return frame
 
 
+include "_replies.pxi"
+
+
 @cython.final
 cdef class MessageQueue:
     """Queue of delivered messages with flow control, and an asynchronous iterator over them.
@@ -571,6 +574,20 @@ cdef class MessageQueue:
         if self.owed + self.buffered < self.threshold:
             self.on_low()
         return message
+
+    def pop_many(self, Py_ssize_t limit):
+        """Remove and return the first messages, at most `limit`. `on_low` is called at most once."""
+        cdef Py_ssize_t i, n = min(limit, <Py_ssize_t>len(self.items) - self.head)
+        if n <= 0:
+            return []
+        cdef list taken = self.items[self.head:self.head + n]
+        for i in range(n):
+            self.items[self.head + i] = None
+            self.buffered -= (<Delivered>taken[i])._size if self.in_bytes else 1
+        self.head += n
+        if self.owed + self.buffered < self.threshold:
+            self.on_low()
+        return taken
 
     def __aiter__(self):
         return self

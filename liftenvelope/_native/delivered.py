@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import struct
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from typing import Any, Generic, Self, TypeVar, final
+from typing import Any, Final, Generic, Self, TypeVar, final
 
-__all__ = ["Delivered", "MessageQueue"]
+__all__ = ["Delivered", "MessageQueue", "in_order", "stored_times"]
 
 _T = TypeVar("_T", bound="Delivered")
+
+_LARGEST: Final = 2**63 - 1
+#: Reply subject of a consumer's message, in either form (see ``jetstream/message.py``). The groups are the
+#: stream sequence, the sequence of the delivery, and the time.
+_REPLY: Final = re.compile(
+    rb"\$JS\.ACK\.(?:[^.]*\.){3}(\d{1,19})\.(\d{1,19})\.(\d{1,19})\.[^.]*"
+    rb"|\$JS\.ACK\.(?:[^.]*\.){5}(\d{1,19})\.(\d{1,19})\.(\d{1,19})\..*",
+    re.DOTALL,
+)
 
 
 class Delivered:
@@ -118,6 +129,14 @@ class MessageQueue(Generic[_T]):
             self._on_low()
         return message
 
+    def pop_many(self, limit: int) -> list[_T]:
+        """Remove and return the first messages, at most ``limit``. ``on_low`` is called at most once."""
+        taken = [self._items.popleft() for _ in range(min(limit, len(self._items)))]
+        self.buffered -= sum(message._size for message in taken) if self.in_bytes else len(taken)
+        if taken and self.owed + self.buffered < self.threshold:
+            self._on_low()
+        return taken
+
     def __aiter__(self) -> Self:
         return self
 
@@ -134,3 +153,43 @@ class MessageQueue(Generic[_T]):
     def __iter__(self) -> Iterator[_T]:
         """Iterate over the messages without removing them."""
         return iter(tuple(self._items))
+
+
+def _numbers(message: Delivered) -> tuple[int, int, int] | None:
+    """Return stream sequence, sequence of the delivery and time; None if the reply has another form."""
+    reply = message._reply
+    found = _REPLY.fullmatch(reply if isinstance(reply, bytes) else reply.encode("utf-8", "surrogatepass"))
+    if found is None:
+        return None
+    sequence, delivery, stored_at = (int(number) for number in found.groups() if number is not None)
+    return (sequence, delivery, stored_at) if max(sequence, delivery, stored_at) <= _LARGEST else None
+
+
+def in_order(messages: list[_T], expected: int) -> list[tuple[int, _T]]:
+    """Return stream sequence and message of those at the start that are in order.
+
+    Args:
+        messages: Messages of one consumer.
+        expected: Sequence of the first one's delivery. The next ones follow without a gap.
+
+    Returns:
+        The messages before the first gap, or the first reply that is not a consumer's.
+    """
+    found: list[tuple[int, _T]] = []
+    for message in messages:
+        numbers = _numbers(message)
+        if numbers is None or numbers[1] != expected + len(found):
+            break
+        found.append((numbers[0], message))
+    return found
+
+
+def stored_times(messages: list[_T], read: Callable[[str], int]) -> bytes:
+    """Return the times at which messages were stored, as 64-bit numbers in nanoseconds since 1970.
+
+    Args:
+        messages: Messages of consumers.
+        read: Parses a reply that is not a consumer's, or raises an error.
+    """
+    times = (read(one.reply) if (numbers := _numbers(one)) is None else numbers[2] for one in messages)
+    return struct.pack(f"={len(messages)}q", *times)

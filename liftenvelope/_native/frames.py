@@ -30,7 +30,7 @@ import struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, final
 
 from liftenvelope._checks import as_bytes
-from liftenvelope._native.delivered import Delivered, MessageQueue
+from liftenvelope._native.delivered import Delivered, MessageQueue, in_order, stored_times
 from liftenvelope.errors import UsageError, UsageTypeError
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ __all__ = [
     "MessageCutter",
     "MessageQueue",
     "NatsWalker",
+    "in_order",
     "pack_messages",
+    "stored_times",
 ]
 
 _B = TypeVar("_B", bound="Buffer")

@@ -10,7 +10,7 @@ from liftenvelope.envelope import Message as LiftbridgeMessage
 from liftenvelope.group._topics import SourceMessage
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.jetstream import Message as JetStreamMessage
-from liftenvelope.jetstream.message import stored_at
+from liftenvelope.jetstream.message import stored_times
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,24 +50,35 @@ def rows_of(taken: Sequence[tuple[TopicPartition, Sequence[SourceMessage]]]) -> 
     messages = [one for _, part in taken for one in part]
     sources = [one.message for one in messages]
     are_stored = set(map(type, sources)) == {JetStreamMessage}
-    columns: list[Sequence[Any]] = [
-        [key.topic for key, part in taken for _ in part],
-        [key.partition for key, part in taken for _ in part],
+    columns = [
+        _repeated([(key.topic, len(part)) for key, part in taken], pa.string()),
+        _repeated([(key.partition, len(part)) for key, part in taken], pa.int32()),
         [one.offset for one in messages],
         [one.data for one in messages],
         *(_stored_columns(sources) if are_stored else zip(*map(_details, sources), strict=True)),
     ]
-    arrays = [pa.array(column, field.type) for field, column in zip(SCHEMA, columns, strict=True)]
+    arrays = [
+        column if isinstance(column, pa.Array) else pa.array(column, field.type)
+        for field, column in zip(SCHEMA, columns, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def _stored_columns(messages: list[JetStreamMessage]) -> list[Sequence[Any]]:
+def _repeated(values: list[tuple[str | int, int]], kind: pa.DataType) -> pa.Array:
+    """Return a column that repeats each value the given number of times."""
+    parts = [pa.repeat(pa.scalar(value, kind), times) for value, times in values]
+    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+
+def _stored_columns(messages: list[JetStreamMessage]) -> list[Any]:
     """Return keys, times, subjects and headers of messages, without parsing all of ``metadata``."""
+    n = len(messages)
+    times = pa.py_buffer(stored_times(messages))
     return [
-        [None] * len(messages),
-        [stored_at(one.reply) for one in messages],
+        pa.nulls(n, pa.binary()),
+        pa.Array.from_buffers(SCHEMA.field("timestamp").type, n, [None, times]),
         [one.subject for one in messages],
-        [_entries(one) for one in messages],
+        [_entries(one) for one in messages] if any(one._headers for one in messages) else [()] * n,
     ]
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._backoff import Backoff, pause_before
+from liftenvelope._native import frames
 from liftenvelope.errors import (
     CallTimeoutError,
     ConnectionClosedError,
@@ -145,20 +146,24 @@ class OrderedFeed:
         feed = self._feed
         if feed is None:
             return
-        for _ in range(min(limit, feed.buffered)):
-            message = feed.pop()
-            try:
-                sequence, delivery = sequences_of(message.reply)
-            except UsageError as exc:
-                self._end(exc)
-                return
-            if delivery != self._expected:
-                self._reason = self._gap(delivery)
-                self._close_feed()
-                return
-            self._expected += 1
-            self._sequence = sequence
-            taken.append((sequence, message))
+        messages = feed.buffer.pop_many(limit)
+        found = frames.in_order(messages, self._expected)
+        if found:
+            self._expected += len(found)
+            self._sequence = found[-1][0]
+            taken += found
+        if len(found) < len(messages):
+            self._refuse(messages[len(found)])
+
+    def _refuse(self, message: Message) -> None:
+        """End the consumer, or the feed if the message does not come from a consumer."""
+        try:
+            _, delivery = sequences_of(message.reply)
+        except UsageError as exc:
+            self._end(exc)
+            return
+        self._reason = self._gap(delivery)
+        self._close_feed()
 
     def _gap(self, delivery: int) -> str:
         return f"delivery {self._expected} was lost: {delivery} came"

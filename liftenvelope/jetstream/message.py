@@ -21,7 +21,7 @@ from liftenvelope.nats.link import Link
 if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api
 
-__all__ = ["AckSender", "Message", "MessageMetadata", "Recorder", "sequences_of", "stored_at"]
+__all__ = ["AckSender", "Message", "MessageMetadata", "Recorder", "sequences_of", "stored_at", "stored_times"]
 
 ACK: Final = b"+ACK"
 NAK: Final = b"-NAK"
@@ -184,6 +184,15 @@ def stored_at(reply: str) -> int:
         return int(tokens[_numbers_at(reply, tokens) + 3])
     except ValueError:
         raise _not_a_consumers(reply) from None
+
+
+def stored_times(messages: list[Message]) -> bytes:
+    """Return the times at which messages were stored, as 64-bit numbers in nanoseconds since 1970.
+
+    Raises:
+        UsageError: A message does not come from a consumer.
+    """
+    return frames.stored_times(messages, stored_at)
 
 
 def _numbers_at(reply: str, tokens: list[str]) -> int:

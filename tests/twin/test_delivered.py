@@ -162,6 +162,7 @@ ACTIONS = st.lists(
         st.tuples(st.just("extend"), st.lists(st.integers(0, 9), max_size=600)),
         st.tuples(st.just("append"), st.integers(0, 9)),
         st.tuples(st.just("pop"), st.integers(1, 700)),
+        st.tuples(st.just("pop_many"), st.integers(-1, 700)),
         st.tuples(st.just("clear"), st.none()),
         st.tuples(st.just("owe"), st.integers(0, 50)),
     ),
@@ -195,6 +196,12 @@ def test_the_queue_keeps_its_account(
                     lows.append((owed, count(held)))
                     owed += 5
                 assert queue.pop() is first
+        elif action == "pop_many":
+            first_ones = [held.popleft() for _ in range(min(value, len(held)))]
+            if first_ones and owed + count(held) < threshold:
+                lows.append((owed, count(held)))
+                owed += 5
+            assert queue.pop_many(value) == first_ones
         elif action == "clear":
             held.clear()
             queue.clear()
@@ -258,3 +265,61 @@ def test_the_queue_is_collected(frames: ModuleType) -> None:
     owner = weakref.ref(Owner())
     gc.collect()
     assert owner() is None
+
+
+NUMBER = st.one_of(
+    st.integers(0, 2**64).map(str),
+    st.sampled_from([str(2**63 - 1), str(2**63), "007", "", "+7", "-1", "7x", "\u0667", "1" * 19, "1" * 20]),
+)
+PLAIN = st.sampled_from(["7", str(2**63 - 1), "0"])
+REPLY = st.one_of(
+    st.lists(st.one_of(PLAIN, NUMBER), min_size=4, max_size=11).map(
+        lambda tokens: ".".join(["$JS", "ACK", *tokens])
+    ),
+    st.tuples(
+        st.sampled_from(["$JS.ACK.S.C.1", "$JS.ACK.D.A.S.C.1", "$JS.ACK.\ud800.C.1"]), PLAIN, NUMBER
+    ).map(lambda parts: f"{parts[0]}.{parts[1]}.7.{parts[2]}.2"),
+    st.text(alphabet="$JSACK.17\n", max_size=30),
+    st.sampled_from([ACK.decode(), "$JS.ACK.S.C.1.7.3.0.2.x", "$JS.ACK.D.A.S.C.1.7.3.0.2.x.y", ""]),
+)
+
+
+def replied(frames: ModuleType, reply: str) -> Any:
+    return frames.Delivered("a", reply, b"x", None, None)
+
+
+@given(REPLY, st.sampled_from([7, 3, 0]))
+def test_twins_read_the_same_numbers_of_a_reply(reply: str, expected: int) -> None:
+    found = []
+    for frames in (readable.frames, _fastframes):
+        message = replied(frames, reply)
+        taken = [sequence for sequence, _ in frames.in_order([message], expected)]
+        found.append((taken, frames.stored_times([message], lambda reply: -len(reply))))
+    assert found[0] == found[1]
+
+
+@TWINS
+def test_messages_in_order_end_at_the_first_gap(frames: ModuleType) -> None:
+    messages = [replied(frames, f"$JS.ACK.S.C.1.{10 * n}.{n}.{n + 5}.0") for n in (4, 5, 6, 8, 9)]
+    assert frames.in_order(messages, 4) == [(40, messages[0]), (50, messages[1]), (60, messages[2])]
+    assert frames.in_order(messages, 5) == []
+    assert frames.in_order([], 1) == []
+    messages[1] = replied(frames, "$JS.ACK.D.A.S.C.1.51.5.77.0.random")
+    messages[2] = replied(frames, "someone's inbox")
+    assert frames.in_order(messages, 4) == [(40, messages[0]), (51, messages[1])]
+    times = memoryview(frames.stored_times(messages, len)).cast("q")
+    assert times.tolist() == [9, 77, 15, 13, 14]
+
+
+@TWINS
+def test_numbers_are_read_from_bytes_as_received(frames: ModuleType) -> None:
+    walker = walker_of(frames)
+    walker.feed(msg(SID, b"x", reply=ACK))
+    [(_, _, messages)], _ = walker.walk()
+    assert frames.in_order(messages, 3) == [(7, messages[0])]
+
+
+@TWINS
+def test_what_reads_another_reply_may_raise(frames: ModuleType) -> None:
+    with pytest.raises(ZeroDivisionError):
+        frames.stored_times([replied(frames, "x")], lambda _: 1 // 0)

@@ -1,0 +1,75 @@
+# Numbers in the reply subjects of a consumer's messages; a part of _fastframes.pyx.
+
+cdef enum:
+    V1_DOTS = 8     # $JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<cseq>.<ns>.<pending>
+    V2_DOTS = 10    # the same behind $JS.ACK.<domain>.<account>, perhaps with one more token
+    LONGEST_NUMBER = 19  # as many digits fit in 64 bits without a sign
+
+cdef uint64_t LARGEST = 0x7FFFFFFFFFFFFFFF
+
+
+cdef struct Numbers:
+    int64_t sequence
+    int64_t delivery
+    int64_t stored_at
+
+
+cdef bint read_numbers(object raw, Numbers* numbers) except -1:
+    """Read the numbers of a reply subject; false if it has another form, or a number is not of plain digits."""
+    cdef bytes reply = raw if type(raw) is bytes else (<str>raw).encode("utf-8", "surrogatepass")
+    cdef const uint8_t* p = <const uint8_t*>PyBytes_AS_STRING(reply)
+    cdef const uint8_t* end = p + PyBytes_GET_SIZE(reply)
+    cdef Py_ssize_t dots = 0, skipped, i
+    if end - p < 8 or memcmp(p, b"$JS.ACK.", 8):
+        return False
+    for i in range(end - p):
+        dots += p[i] == c'.'
+    if dots != V1_DOTS and dots < V2_DOTS:
+        return False
+    skipped = 5 if dots == V1_DOTS else 7
+    while skipped:
+        skipped -= p[0] == c'.'
+        p += 1
+    return (read_number(&p, end, &numbers.sequence) and read_number(&p, end, &numbers.delivery)
+            and read_number(&p, end, &numbers.stored_at))
+
+
+cdef bint read_number(const uint8_t** at, const uint8_t* end, int64_t* number) noexcept nogil:
+    """Read the digits of a token, and its dot."""
+    cdef const uint8_t* p = at[0]
+    cdef uint64_t value = 0
+    while p < end and c'0' <= p[0] <= c'9':
+        if p - at[0] == LONGEST_NUMBER:
+            return False
+        value = value * 10 + (p[0] - c'0')
+        p += 1
+    if p == at[0] or p == end or p[0] != c'.' or value > LARGEST:
+        return False
+    number[0] = <int64_t>value
+    at[0] = p + 1
+    return True
+
+
+def in_order(list messages not None, int64_t expected):
+    """Return stream sequence and message of those at the start whose deliveries are `expected` and following."""
+    cdef Numbers numbers
+    cdef list found = []
+    for message in messages:
+        if not read_numbers((<Delivered?>message).raw_reply, &numbers) or numbers.delivery != expected:
+            break
+        found.append((numbers.sequence, message))
+        expected += 1
+    return found
+
+
+def stored_times(list messages not None, read not None):
+    """Return the times in the replies as 64-bit numbers; `read` parses a reply that has another form."""
+    cdef Numbers numbers
+    cdef Py_ssize_t i, n = len(messages)
+    cdef bytes times = PyBytes_FromStringAndSize(NULL, n * 8)
+    cdef char* p = PyBytes_AS_STRING(times)
+    for i in range(n):
+        if not read_numbers((<Delivered?>messages[i]).raw_reply, &numbers):
+            numbers.stored_at = read((<Delivered>messages[i]).reply)
+        memcpy(p + i * 8, &numbers.stored_at, 8)
+    return times
