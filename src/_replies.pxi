@@ -51,13 +51,13 @@ cdef bint read_number(const uint8_t** at, const uint8_t* end, int64_t* number) n
 
 
 def in_order(list messages not None, int64_t expected):
-    """Return stream sequence and message of those at the start whose deliveries are `expected` and following."""
+    """Return the stream sequences of those at the start whose deliveries are `expected` and following."""
     cdef Numbers numbers
     cdef list found = []
     for message in messages:
         if not read_numbers((<Delivered?>message).raw_reply, &numbers) or numbers.delivery != expected:
             break
-        found.append((numbers.sequence, message))
+        found.append(numbers.sequence)
         expected += 1
     return found
 

@@ -165,22 +165,22 @@ def _numbers(message: Delivered) -> tuple[int, int, int] | None:
     return (sequence, delivery, stored_at) if max(sequence, delivery, stored_at) <= _LARGEST else None
 
 
-def in_order(messages: list[_T], expected: int) -> list[tuple[int, _T]]:
-    """Return stream sequence and message of those at the start that are in order.
+def in_order(messages: list[_T], expected: int) -> list[int]:
+    """Return the stream sequences of the messages at the start that are in order.
 
     Args:
         messages: Messages of one consumer.
         expected: Sequence of the first one's delivery. The next ones follow without a gap.
 
     Returns:
-        The messages before the first gap, or the first reply that is not a consumer's.
+        Sequences of the messages before the first gap, or before a reply that is not a consumer's.
     """
-    found: list[tuple[int, _T]] = []
+    found: list[int] = []
     for message in messages:
         numbers = _numbers(message)
         if numbers is None or numbers[1] != expected + len(found):
             break
-        found.append((numbers[0], message))
+        found.append(numbers[0])
     return found
 
 

@@ -66,8 +66,11 @@ def rows_of(taken: Sequence[tuple[TopicPartition, Sequence[SourceMessage]]]) -> 
 
 def _repeated(values: list[tuple[str | int, int]], kind: pa.DataType) -> pa.Array:
     """Return a column that repeats each value the given number of times."""
-    parts = [pa.repeat(pa.scalar(value, kind), times) for value, times in values]
-    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+    if len(values) == 1:
+        [(value, times)] = values
+        return pa.repeat(pa.scalar(value, kind), times)
+    # A call of pyarrow for each of many small parts would cost more than the list.
+    return pa.array([value for value, times in values for _ in range(times)], kind)
 
 
 def _stored_columns(messages: list[JetStreamMessage]) -> list[Any]:

@@ -120,7 +120,7 @@ class OrderedFeed:
         finally:
             self._reading = False
 
-    async def next_many(self, limit: int) -> list[tuple[int, Message]]:
+    async def next_many(self, limit: int) -> tuple[list[int], list[Message]]:
         """Wait for the next message; return it and the messages buffered behind it, in order.
 
         A cancelled call loses no message, because nothing is awaited after the first one.
@@ -129,16 +129,17 @@ class OrderedFeed:
             limit: Maximum number of messages, at least 1.
 
         Returns:
-            Stream sequence and message of each.
+            Stream sequences and messages, in two lists: a pair for each message would be one more object for
+            the garbage collector to visit.
 
         Raises: As for :meth:`next`.
         """
         first = await self.next()
-        taken = [(self._sequence, first)]
-        self._add_buffered(taken, limit - 1)
-        return taken
+        sequences, messages = [self._sequence], [first]
+        self._add_buffered(sequences, messages, limit - 1)
+        return sequences, messages
 
-    def _add_buffered(self, taken: list[tuple[int, Message]], limit: int) -> None:
+    def _add_buffered(self, sequences: list[int], messages: list[Message], limit: int) -> None:
         """Take buffered messages up to the first one that is out of order or malformed.
 
         That one ends the consumer or the feed as in :meth:`_try_next`; the next call finds it so.
@@ -146,14 +147,16 @@ class OrderedFeed:
         feed = self._feed
         if feed is None:
             return
-        messages = feed.buffer.pop_many(limit)
-        found = frames.in_order(messages, self._expected)
+        taken = feed.buffer.pop_many(limit)
+        found = frames.in_order(taken, self._expected)
+        count = len(found)
         if found:
-            self._expected += len(found)
-            self._sequence = found[-1][0]
-            taken += found
-        if len(found) < len(messages):
-            self._refuse(messages[len(found)])
+            self._expected += count
+            self._sequence = found[-1]
+            sequences += found
+            messages += taken[:count]
+        if count < len(taken):
+            self._refuse(taken[count])
 
     def _refuse(self, message: Message) -> None:
         """End the consumer, or the feed if the message does not come from a consumer."""

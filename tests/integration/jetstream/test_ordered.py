@@ -158,13 +158,18 @@ class TestOrdered:
             OrderedConsumer(bench.api, bench.name, **options)  # type: ignore[arg-type]
 
 
+async def pairs(feed: OrderedFeed, limit: int) -> list[tuple[int, Message]]:
+    """Return the next messages with their stream sequences."""
+    return list(zip(*await feed.next_many(limit), strict=True))
+
+
 class TestFeed:
     async def test_lists_are_in_order_and_no_longer_than_asked_for(self, bench: Bench) -> None:
         await bench.publish(numbered(100))
         async with reading(bench, max_messages=20) as feed:
             got: list[tuple[int, Message]] = []
             while len(got) < 100:
-                messages = await feed.next_many(7)
+                messages = await pairs(feed, 7)
                 assert 1 <= len(messages) <= 7
                 got += messages
         assert [sequence for sequence, _ in got] == list(range(1, 101))
@@ -180,11 +185,11 @@ class TestFeed:
             buffer = feed._feed.buffer  # type: ignore[union-attr]
             received = [buffer.pop() for _ in range(20)]
             buffer.extend([message for message in received if message.data != b"5"])
-            first = await feed.next_many(20)
+            first = await pairs(feed, 20)
             assert [message.data for _, message in first] == numbered(5)
             second: list[bytes] = []
             while len(second) < 15:
-                second += [message.data for _, message in await feed.next_many(20)]
+                second += [message.data for _, message in await pairs(feed, 20)]
         assert second == numbered(15, 5)
         resets = [event for event in events if isinstance(event, OrderedReset)]
         assert [event.sequence for event in resets] == [6]
@@ -197,22 +202,22 @@ class TestFeed:
             await until(lambda: feed.buffered == 3)
             acks = Recorder()
             feed._feed.buffer.append(Message("a", "$JS.ACK.x", b"x", None, acks))  # type: ignore[union-attr]
-            assert [message.data for _, message in await feed.next_many(20)] == numbered(3)
+            assert [message.data for _, message in await pairs(feed, 20)] == numbered(3)
             for _ in range(2):
                 with pytest.raises(UsageError, match="must be the reply subject"):
-                    await feed.next_many(20)
+                    await pairs(feed, 20)
 
     async def test_cancelled_wait_loses_nothing(self, bench: Bench) -> None:
         async with reading(bench) as feed:
             for number in range(3):
-                waiting = asyncio.ensure_future(feed.next_many(20))
+                waiting = asyncio.ensure_future(pairs(feed, 20))
                 await until(lambda: feed._feed._waiter is not None)  # type: ignore[union-attr]
                 waiting.cancel()
                 await asyncio.wait({waiting})
                 await bench.publish(numbered(2, 2 * number))
-                got = await feed.next_many(20)
+                got = await pairs(feed, 20)
                 while len(got) < 2:
-                    got += await feed.next_many(20)
+                    got += await pairs(feed, 20)
                 assert [message.data for _, message in got] == numbered(2, 2 * number)
 
     async def test_lists_end_after_stop(self, bench: Bench) -> None:
