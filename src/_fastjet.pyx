@@ -253,6 +253,8 @@ cdef class PublishTable:
             outcome = self.reader.read(data)
         else:
             outcome = self.read_ack(data)
+        # Before the end: callers that keep their futures must not keep the payloads too.
+        future.kept = None
         if isinstance(outcome, Exception):
             future.set_exception(outcome)
         else:

@@ -29,7 +29,13 @@ _new = tuple.__new__
 
 
 class Waiting(Protocol):
-    """Future that waits for an ack."""
+    """Future that waits for an ack.
+
+    Attributes:
+        kept: Data that the caller keeps to send the message again; set to None when the publish has ended.
+    """
+
+    kept: Any
 
     def done(self) -> bool:
         """Return True if the future has already ended, by cancellation."""
@@ -194,6 +200,7 @@ class PublishTable:
             outcome = self._refused(future, headers) if headers else self._read_ack(data)
             if outcome is None and headers:
                 return 1
+            future.kept = None
             if isinstance(outcome, Exception):
                 future.set_exception(outcome)
             else:

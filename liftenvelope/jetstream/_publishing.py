@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import nats.errors
 
@@ -44,15 +44,9 @@ _CAUSES: Final = (
 _SUBJECTS: Final = 1_024
 
 
-class _Again(NamedTuple):
-    """State for republishing a message that no server took (status 503)."""
-
-    deadline: float
-    head: bytes
-    block: bytes
-    body: bytes
-    attempts: int
-    wait: float
+#: Kept for retries of a message that no server took (status 503): deadline, start of the command, headers,
+#: payload, retries left, seconds before each. An exact tuple, because a named one costs 0.2 us per publish.
+_Kept = tuple[float, bytes, bytes, bytes, int, float]
 
 
 class PublishFuture(asyncio.Future[PubAck]):
@@ -62,15 +56,15 @@ class PublishFuture(asyncio.Future[PubAck]):
         subject: Subject of the message.
     """
 
-    __slots__ = ("_again", "_before", "subject")
+    __slots__ = ("_before", "kept", "subject")
 
     subject: str
-    _again: _Again | None  # None if the message is not sent again
     _before: Exception | None  # last error of the connection before the publish
+    kept: _Kept | None  # None if the message is not sent again
 
     def cancel(self, msg: Any = None) -> bool:
         """Cancel the future, and forget the payload that was kept for retries."""
-        self._again = None
+        self.kept = None
         return super().cancel(msg)
 
 
@@ -225,9 +219,7 @@ class Publishing:
         future.subject, future._before = subject, self._nc.last_error
         # Inlined _enter(): this is the hot path.
         deadline = self._loop.time() + seconds
-        future._again = (
-            _Again(deadline, head, block, body, retry_attempts, retry_wait) if retry_attempts else None
-        )
+        future.kept = (deadline, head, block, body, retry_attempts, retry_wait) if retry_attempts else None
         frame = self._table.enter(future, deadline, head, block, body)
         if deadline < self._timer.at:
             self._timer.rearm()
@@ -236,8 +228,8 @@ class Publishing:
             self._withdraw(self._table.token)
             await self._room(size, seconds)
             deadline = self._loop.time() + seconds
-            if future._again is not None:
-                future._again = future._again._replace(deadline=deadline)
+            if future.kept is not None:
+                future.kept = (deadline, *future.kept[1:])
             await self._write(future, deadline, head, block, body)
         return future
 
@@ -365,23 +357,25 @@ class Publishing:
     def _refused(self, future: PublishFuture, headers: Mapping[str, str] | bytes) -> JetStreamError | None:
         """Return the error of a refused message, or None if a retry was scheduled."""
         error = status_error(headers, future.subject)
-        again = future._again
-        if not isinstance(error, NoJetStreamError) or again is None or again.attempts < 1:
+        kept = future.kept
+        if not isinstance(error, NoJetStreamError) or kept is None:
             return error
-        if self._loop.time() + again.wait >= again.deadline:
+        deadline, *_, attempts, wait = kept
+        if attempts < 1 or self._loop.time() + wait >= deadline:
             return error
-        task = self._loop.create_task(self._retry(future, again))
+        task = self._loop.create_task(self._retry(future, wait))
         self._retries[task] = future
         task.add_done_callback(self._retried)
         return None
 
-    async def _retry(self, future: PublishFuture, again: _Again) -> None:
-        await asyncio.sleep(again.wait)
-        if future.done():  # cancelled by the caller meanwhile
+    async def _retry(self, future: PublishFuture, wait: float) -> None:
+        await asyncio.sleep(wait)
+        if future.done() or future.kept is None:  # cancelled by the caller meanwhile
             return
-        future._again = again._replace(attempts=again.attempts - 1)
+        deadline, head, block, body, attempts, wait = future.kept
+        future.kept = (deadline, head, block, body, attempts - 1, wait)
         try:
-            await self._write(future, again.deadline, again.head, again.block, again.body)
+            await self._write(future, deadline, head, block, body)
         except TransportError as exc:
             text = f"the message on {future.subject!r} is not stored: no server took it, and then {exc}"
             self._fail(future, TransportError(text))
@@ -402,6 +396,7 @@ class Publishing:
     def _fail(self, future: PublishFuture, error: Exception) -> None:
         if self._waiting:
             self._wake()
+        future.kept = None
         if not future.done():
             future.set_exception(error)
 

@@ -33,6 +33,7 @@ class Future:
 
     def __init__(self, *, cancelled: bool = False) -> None:
         self.ends: list[Any] = ["cancelled"] if cancelled else []
+        self.kept: Any = "message"
 
     def done(self) -> bool:
         return bool(self.ends)
@@ -210,6 +211,7 @@ class TestTable:
         assert stored.ends == [Ack("S", 1)]
         assert [wrong.ends, gone.ends] == [["no ack: b'?'"], ["b'503'"]]
         assert (cancelled.ends, none.ends) == (["cancelled"], [])
+        assert [future.kept for future in (stored, wrong, gone, none)] == [None, None, None, "message"]
         assert len(table) == 1
 
     @TWINS
@@ -327,10 +329,10 @@ def test_refused_publish_that_goes_on_elsewhere_leaves_the_table_without_an_end(
     future = Future()
     table.enter(future, 5.0, b"PUB s " + INBOX.encode(), b"", b"")
     assert table.settle_one(INBOX + table.token, headers, b"") == 1
-    assert (told, future.ends, len(table)) == ([(future, headers)], [], 0)
+    assert (told, future.ends, future.kept, len(table)) == ([(future, headers)], [], "message", 0)
     table.enter(future, 5.0, b"PUB s " + INBOX.encode(), b"", b"")
     assert table.settle([(INBOX + table.token, b"", None, b'{"stream":"S","seq":1}')]) == 1
-    assert future.ends == [Ack("S", 1)]
+    assert (future.ends, future.kept) == ([Ack("S", 1)], None)
 
 
 def _end(deadline: float) -> float:

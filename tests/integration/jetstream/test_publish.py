@@ -264,6 +264,24 @@ class TestOne:
         future.cancel()
         assert getrefcount(payload) == count
 
+    async def test_payload_is_not_kept_after_the_ack(self, js: JetStream, stream: Stream, name: str) -> None:
+        payload = bytes(1_000)
+        count = getrefcount(payload)
+        future = await js.publish_async(name, payload)
+        await future
+        assert getrefcount(payload) == count
+
+    async def test_payload_is_not_kept_after_the_timeout(
+        self, js: JetStream, js_nc: Client, name: str
+    ) -> None:
+        await js_nc.subscribe(name, cb=_silent)
+        payload = bytes(1_000)
+        count = getrefcount(payload)
+        future = await js.publish_async(name, payload, timeout=0.1)
+        with pytest.raises(AckTimeoutError):
+            await future
+        assert getrefcount(payload) == count
+
     async def test_nobody_acks(self, js: JetStream, js_nc: Client, name: str) -> None:
         await js_nc.subscribe(name, cb=_silent)
         with pytest.raises(AckTimeoutError, match="may be stored") as caught:
