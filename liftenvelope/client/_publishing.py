@@ -53,6 +53,8 @@ _BY_KEY = KeyPartitioner()
 class _AckFuture(asyncio.Future[Any]):
     """Future of the ack of one message. Cancelling it gives the message up, which may be stored if sent."""
 
+    __slots__ = ("_streams", "entry", "retry", "stream")  # instead of a dict of its own for each future
+
     def __init__(self, streams: PublishStreams, stream: str, retry: bool) -> None:
         super().__init__()
         self.stream = stream

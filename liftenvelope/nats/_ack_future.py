@@ -62,6 +62,9 @@ class AckFuture(asyncio.Future[Any]):
         subject: Subject of the message. None for an envelope that the user publishes.
     """
 
+    # Slots instead of a dict of its own for each future: callers keep many, and the garbage collector visits them.
+    __slots__ = ("_before", "_counted", "_inbox", "correlation_id", "sent", "subject")
+
     correlation_id: str
     subject: str | None
     sent: bool
