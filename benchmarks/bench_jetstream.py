@@ -53,7 +53,7 @@ _READ_LIMIT = (
 #: Of next().
 _NEXT_LIMIT = (
     "One request at a time, so that the time of both sides adds up: of 68 us, nats-server takes some 32 us "
-    "of processor time for either client, ours 43, nats-py 70. Half of nats-py's 94 us would leave ours some 15."
+    "of processor time for either client, ours 43, nats-py 70. Half of nats-py's 94 us would leave ours 15."
 )
 #: How long the first message after a reconnect may take, in seconds.
 RESUME = 0.5

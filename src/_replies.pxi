@@ -65,11 +65,12 @@ def in_order(list messages not None, int64_t expected):
 def stored_times(list messages not None, read not None):
     """Return the times in the replies as 64-bit numbers; `read` parses a reply that has another form."""
     cdef Numbers numbers
-    cdef Py_ssize_t i, n = len(messages)
+    cdef tuple held = tuple(messages)  # `read` may change the list
+    cdef Py_ssize_t i, n = len(held)
     cdef bytes times = PyBytes_FromStringAndSize(NULL, n * 8)
     cdef char* p = PyBytes_AS_STRING(times)
     for i in range(n):
-        if not read_numbers((<Delivered?>messages[i]).raw_reply, &numbers):
-            numbers.stored_at = read((<Delivered>messages[i]).reply)
+        if not read_numbers((<Delivered?>held[i]).raw_reply, &numbers):
+            numbers.stored_at = read((<Delivered>held[i]).reply)
         memcpy(p + i * 8, &numbers.stored_at, 8)
     return times

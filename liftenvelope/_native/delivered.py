@@ -191,5 +191,6 @@ def stored_times(messages: list[_T], read: Callable[[str], int]) -> bytes:
         messages: Messages of consumers.
         read: Parses a reply that is not a consumer's, or raises an error.
     """
-    times = (read(one.reply) if (numbers := _numbers(one)) is None else numbers[2] for one in messages)
-    return struct.pack(f"={len(messages)}q", *times)
+    held = tuple(messages)  # read may change the list
+    times = (read(one.reply) if (numbers := _numbers(one)) is None else numbers[2] for one in held)
+    return struct.pack(f"={len(held)}q", *times)

@@ -1,4 +1,7 @@
-"""The queue of delivered messages, by operations: its callback calls back into the queue as well."""
+"""The queue of delivered messages, by operations, and the numbers in replies.
+
+The callback of the queue calls back into the queue as well.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def queued(twin: Any, chunks: Chunks, _exact: Exact) -> Any:
     owner = Owner(twin, chunks[0] if chunks else b"")
     queue, log = owner.queue, list[Any]()
     for chunk in chunks[1:]:
-        operation, sizes = option(chunk, 0, 8), chunk[1:]
+        operation, sizes = option(chunk, 0, 10), chunk[1:]
         try:
             log.append(operate(owner, operation, sizes))
         except (IndexError, ZeroDivisionError, TypeError) as exc:
@@ -75,11 +78,27 @@ def operate(owner: Owner, operation: int, sizes: bytes) -> Any:
         queue.owed += int.from_bytes(sizes[:4], "little", signed=True)
     elif operation == 6:
         return [taken(anext(queue)) for _ in range(1 + option(sizes, 0, 9))]
+    elif operation == 8:
+        return [one._size for one in queue.pop_many(option(sizes, 0))]
+    elif operation == 9:
+        return numbers(owner, sizes)
     else:
         kept = iter(queue)
         queue.clear() if option(sizes, 0, 2) else queue.append(owner.message(1))
         return len(list(kept))
     return None
+
+
+def numbers(owner: Owner, replies: bytes) -> Any:
+    """Read the numbers of replies, and change the list of messages meanwhile."""
+    twin = owner.twin
+    messages = [twin.Delivered("a", one.decode("latin-1"), b"", None, None) for one in replies.split(b"|")]
+
+    def read(reply: str) -> int:
+        messages.clear()
+        return len(reply)
+
+    return twin.in_order(messages, 1), twin.stored_times(messages, read)
 
 
 def taken(awaitable: Any) -> Any:
@@ -102,7 +121,9 @@ def seeds() -> Iterator[Chunks]:
         b"\3\xff",
         b"\5\x20\0\0\0",
         b"\7\0",
+        b"\10\2",
         b"\4",
+        b"\11$JS.ACK.s.c.1.2.1.17.0|$JS.ACK.d.a.s.c.1.3.2.18.0.x|y|$JS.ACK.s.c.1.4.4.9223372036854775808.0",
     ]
     for mode in range(5):
         for in_bytes in range(2):
