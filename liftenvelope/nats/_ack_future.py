@@ -62,7 +62,7 @@ class AckFuture(asyncio.Future[Any]):
         subject: Subject of the message. None for an envelope that the user publishes.
     """
 
-    # Slots instead of a dict of its own for each future: callers keep many, and the garbage collector visits them.
+    # Instead of a dict for each future: callers keep many, and the garbage collector visits all.
     __slots__ = ("_before", "_counted", "_inbox", "correlation_id", "sent", "subject")
 
     correlation_id: str
