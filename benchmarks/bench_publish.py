@@ -220,6 +220,52 @@ def test_acked_publishing(
     )
 
 
+@pytest.mark.parametrize(("accelerated", "target"), [(False, 1.1), (True, 1.6)], ids=["plain", "accelerated"])
+def test_publish_nowait(
+    compare: Comparison,
+    loop: asyncio.Runner,
+    lb_nc: Client,
+    liftbridge: LiftbridgeCluster,
+    stream: str,
+    go: GoPeers,
+    accelerated: bool,
+    target: float,
+) -> None:
+    count, window = compare.amount(50_000, 500), 1_000
+    flags = {
+        "addr": liftbridge.addresses[0],
+        "stream": stream,
+        "size": len(VALUE),
+        "n": count,
+        "window": window,
+    }
+
+    async def ours() -> float:
+        async with AckInbox(lb_nc, max_outstanding=window, timeout=PATIENCE) as inbox:
+            with accelerate(lb_nc) if accelerated else nullcontext():
+                futures, began = [], perf_counter()
+                for _ in range(count):
+                    await inbox.capacity()
+                    futures.append(inbox.publish_nowait(stream, VALUE))
+                offsets = [(await future).offset for future in futures]
+                seconds = perf_counter() - began
+        assert offsets == list(range(offsets[0], offsets[0] + count))
+        return seconds / count
+
+    def theirs() -> float:
+        found = go.run("publish", **flags)
+        assert (found["acked"], found["lost"], found["errors"], found["hung"]) == (count, 0, 0, False)
+        return 1 / float(found["acked_per_s"])
+
+    compare(
+        f"AckInbox.publish_nowait, 256 B, {window:,} outstanding{', accelerated' if accelerated else ''}",
+        _round(loop, ours),
+        Peer("go-liftbridge PublishAsync", theirs, target),
+        rate=True,
+        rounds=7,
+    )
+
+
 def test_acked_latency(
     compare: Comparison,
     loop: asyncio.Runner,

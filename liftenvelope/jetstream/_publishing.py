@@ -26,7 +26,7 @@ from liftenvelope.jetstream.publish_frames import (
 from liftenvelope.nats.expiry import ExpiryTimer
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.receiving import DirectSubscription, deliver_directly, read_directly
-from liftenvelope.nats.subjects import publish_subject
+from liftenvelope.nats.subjects import CommandHeads
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -40,9 +40,6 @@ _CAUSES: Final = (
     "the stream has no leader or its leader is slow or unreachable; "
     "the stream has no_ack=True; a subscriber, but no stream, takes the subject"
 )
-#: Maximum number of cached, validated subjects.
-_SUBJECTS: Final = 1_024
-
 
 #: Kept for retries of a message that no server took (status 503): deadline, start of the command, headers,
 #: payload, retries left, seconds before each. An exact tuple, because a named one costs 0.2 us per publish.
@@ -99,9 +96,8 @@ class Publishing:
         self._link = Link(api.nc)
         self._ack_timeout = as_seconds("timeout", timeout)
         self.max_outstanding = max_outstanding
-        # Start of the PUB command by subject, up to the token: verb, subject and inbox.
-        self._heads: dict[str, bytes] = {}
         self._inbox = self._link.new_inbox() + "."
+        self._heads = CommandHeads(self._inbox)
         self._table = jet.PublishTable(self._inbox, jet.AckReader(PubAck, read_ack), self._refused)
         self._subscription: DirectSubscription | None = None
         self._starting = asyncio.Lock()
@@ -210,7 +206,7 @@ class Publishing:
                 f"the message must be at most {self._nc.max_payload} bytes, the server's limit, got {size}"
             )
         seconds = self._ack_timeout if timeout is None else as_seconds("timeout", timeout)
-        head = self._heads.get(subject) or self._head(subject)
+        head = self._heads.of(subject)
         if retry_attempts != 2 or retry_wait != 0.25:
             _check_retries(retry_attempts, retry_wait)
         if len(self._table) + len(self._retries) >= self.max_outstanding:
@@ -301,13 +297,6 @@ class Publishing:
     def _check_open(self) -> None:
         if self._ended is not None:
             raise TransportError(self._ended)
-
-    def _head(self, subject: str) -> bytes:
-        publish_subject(subject)
-        if len(self._heads) >= _SUBJECTS:
-            self._heads.clear()
-        head = self._heads[subject] = f"PUB {subject} {self._inbox}".encode()
-        return head
 
     async def _room(self, size: int, seconds: float) -> None:
         """Wait until a message of ``size`` bytes may be sent."""

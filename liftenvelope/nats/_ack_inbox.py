@@ -20,7 +20,7 @@ from liftenvelope.nats._outcomes import failure_of, outcome_of
 from liftenvelope.nats.expiry import ExpiryTimer
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
-from liftenvelope.nats.subjects import publish_subject
+from liftenvelope.nats.subjects import CommandHeads, publish_subject
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -79,6 +79,7 @@ class AckInbox:
         )
         self._outstanding = 0
         self._outbox: deque[tuple[AckFuture, str, bytes]] = deque()
+        self._heads = CommandHeads()
         self._feeds: list[weakref.ref[AckFeed]] = []
         self._freed = asyncio.Event()
         # Waiters wake when _outstanding <= _wake_at, the largest bound any of them needs; -1: no waiters.
@@ -213,7 +214,7 @@ class AckInbox:
 
         Args, errors: As for :meth:`publish`. The future raises the errors of the outcome.
         """
-        publish_subject(subject)
+        head = self._heads.of(subject)
         if ack_policy == AckPolicy.NONE:
             raise UsageError(
                 "ack_policy must be LEADER or ALL, got NONE, which gets no ack: use an EnvelopePublisher"
@@ -230,12 +231,12 @@ class AckInbox:
                 expected_offset=expected_offset,
                 crc=crc,
             )
-            self._check_size(payload)
+            if len(payload) > (limit := self.nc.max_payload):
+                raise EnvelopeTooLargeError(f"the envelope must be at most {limit} bytes, got {len(payload)}")
             future.sent, future.subject = False, subject
-            if self._outbox or self._outstanding >= self.max_outstanding or not self._can_write(len(payload)):
+            is_full = self._outbox or self._outstanding >= self.max_outstanding
+            if is_full or not self._write(future, head, payload):
                 self._queue(future, subject, payload)
-            else:
-                self._write(future, subject, payload)
         except BaseException:
             self._pending.cancel(future.correlation_id)
             raise
@@ -263,7 +264,7 @@ class AckInbox:
         future = AckFuture(loop=self._loop)
         future._inbox = self
         future.sent, future._counted, future.subject = True, False, None
-        future._before = self._link.report
+        future._before = self.nc.last_error
         future.correlation_id = self._pending.register(
             correlation_id, deadline=deadline, expected=expected, context=future
         )
@@ -340,17 +341,15 @@ class AckInbox:
         if self._ended is not None:
             raise TransportError(self._ended)
 
-    def _check_size(self, payload: bytes) -> None:
-        if len(payload) > (limit := self._link.max_payload):
-            raise EnvelopeTooLargeError(f"the envelope must be at most {limit} bytes, got {len(payload)}")
-
-    def _can_write(self, size: int) -> bool:
-        return self._link.direct and self._link.fits(size)
-
-    def _write(self, future: AckFuture, subject: str, payload: bytes) -> None:
-        frame = b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(payload), payload)
-        self._link.write(frame, 1, len(payload))
+    def _write(self, future: AckFuture, head: bytes, payload: bytes) -> bool:
+        """Buffer an envelope; return False if there is no room, or if the link is not direct."""
+        frame, size = b"%b%d\r\n%b\r\n" % (head, len(payload), payload), len(payload)
+        if not self._link.offer(frame, size):
+            if not self._link.direct or not self._link.fits(size):
+                return False
+            self._link.write(frame, 1, size)  # the connection is down, and buffers
         self._claim(future)
+        return True
 
     def _queue(self, future: AckFuture, subject: str, payload: bytes) -> None:
         self._link.check_open()
@@ -377,9 +376,7 @@ class AckInbox:
             await self._link.room(len(payload), float("inf"))
             if future.done():
                 return
-            if self._link.direct:
-                self._write(future, subject, payload)
-            else:
+            if not self._write(future, self._heads.of(subject), payload):
                 self._claim(future)
                 await self._link.publish(subject, payload)
         except TransportError as error:

@@ -14,6 +14,8 @@ from liftenvelope.errors import UsageError, UsageTypeError
 
 # The server limits the first line of a command to 4,096 bytes; this leaves room for verb, size and reply.
 _LONGEST: Final = 3_500
+#: Maximum number of cached, checked subjects.
+_CACHED: Final = 1_024
 _INVALID: Final = re.compile(r"[\s\x00-\x1f\x7f]")
 
 
@@ -42,6 +44,39 @@ def publish_subject(subject: str) -> str:
 def _check_size(name: str, subject: str) -> None:
     if (size := len(as_text(name, subject).encode())) > _LONGEST:
         raise UsageError(f"{name} {subject[:40]!r}... must be at most {_LONGEST} bytes, got {size}")
+
+
+class CommandHeads:
+    """Starts of the PUB commands for subjects, checked once: a check takes longer than to encode a message.
+
+    Args:
+        reply: Start of the reply subject that follows. Default: none.
+
+    Example:
+        >>> CommandHeads("_INBOX.a.").of("orders")
+        b'PUB orders _INBOX.a.'
+    """
+
+    __slots__ = ("_heads", "_reply")
+
+    def __init__(self, reply: str = "") -> None:
+        self._reply = reply
+        self._heads: dict[str, bytes] = {}
+
+    def of(self, subject: str) -> bytes:
+        """Return the command up to the size, or up to the rest of the reply subject.
+
+        Raises:
+            UsageError: As for :func:`publish_subject`.
+        """
+        try:
+            return self._heads[subject]
+        except (KeyError, TypeError):  # new, or not even a str
+            publish_subject(subject)
+        if len(self._heads) >= _CACHED:
+            self._heads.clear()
+        head = self._heads[subject] = f"PUB {subject} {self._reply}".encode()
+        return head
 
 
 def check_inbox_prefix(prefix: str) -> str:
