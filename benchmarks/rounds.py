@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
 from statistics import median
@@ -68,7 +70,8 @@ class Comparison:
 
         # Once as a whole before anything counts: imports, caches, connections, the servers' files.
         measure: Any = self._benchmark.pedantic
-        measure(lambda: taken.append(ours()), setup=run_peers, rounds=rounds, warmup_rounds=1)
+        with _harness_frozen():
+            measure(lambda: taken.append(ours()), setup=run_peers, rounds=rounds, warmup_rounds=1)
         if self.quick:
             return
         for peer, times in zip(peers, others, strict=True):
@@ -109,6 +112,21 @@ class Comparison:
             return _seconds(loop, number) / number / per
 
         return run
+
+
+@contextmanager
+def _harness_frozen() -> Iterator[None]:
+    """Keep the garbage collector from visiting the objects that pytest and earlier benchmarks hold.
+
+    Peers that are programs have no such objects. A message of ``publish_async`` took 3.7 us of CPU, of which
+    full collections took 1.4 with these 114,000 objects, and take 0.2 without.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _seconds(loop: Loop, number: int) -> float:
