@@ -21,8 +21,9 @@ PATIENCE = 120.0
 #: What limits the gateway.
 READING = "Of the processor time for a message nats-server takes some 45 %, the gateway some 35 %."
 PUBLISHING = (
-    "Of the processor time for a message nats-server, which stores and acks each by itself, takes some 65 %, "
-    "the gateway less than 20 %."
+    "nats-server stores and acks each message by itself: of 15 us of CPU for a message it takes 8, "
+    "the gateway 3.6 and the client 3.3. With Liftbridge a message takes 18, of which Liftbridge "
+    "takes 12."
 )
 Cluster: TypeAlias = GatewayCluster | LiftbridgeCluster
 #: How many messages there are, and the streams that they are in: the gateway's, and Liftbridge's.

@@ -21,9 +21,10 @@ VALUE = b"x" * 256
 PATIENCE = 120.0
 #: What limits the gateway.
 LIMIT = (
-    "nats-server takes some 70 % of the processor time for a message, the gateway some 9 %: a third of it to "
-    "write the message to the stream's file, by itself, the rest to hand it to the stream, from there to the "
-    "gateway, and the ack back to the publisher."
+    "nats-server takes 6 to 7 us of the 10 us of CPU for a message: a third of that to write the "
+    "message to the stream's file, by itself, the rest to hand it to the stream, from there to the "
+    "gateway, and the ack back to the publisher. The gateway takes 1.0 to 1.4. Liftbridge and its "
+    "nats-server take 6 to 10."
 )
 
 
