@@ -393,7 +393,7 @@ def test_publish_async(
         f"publish_async, 100 B, {WINDOW:,} outstanding{', accelerated' if accelerated else ''}",
         _publishing(loop, nc, ours, count),
         Peer("nats-py publish_async", _publishing(loop, nc, by_nats_py, count), 3, limit),
-        Peer("nats.go PublishAsync", by_program(go), 0.7, limit),
+        Peer("nats.go PublishAsync", by_program(go), 1 if accelerated else 0.9, limit),
         *(
             Peer(peer.client, by_program(peer), 1 if accelerated else None, limit)
             for peer in _others(compare, others)
