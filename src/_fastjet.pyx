@@ -255,6 +255,8 @@ cdef class PublishTable:
             outcome = self.read_ack(data)
         # Before the end: callers that keep their futures must not keep the payloads too.
         future.kept = None
+        # The garbage collector keeps tracking the future, unlike its ack. The future refers to its event loop, and an
+        # exception handler of the loop may lead back to it. Such a cycle is never freed if the future is untracked.
         if isinstance(outcome, Exception):
             future.set_exception(outcome)
         else:
