@@ -24,7 +24,7 @@ cdef struct Head:
 
 
 cdef inline bint is_space(uint8_t c) noexcept nogil:
-    return c == 32 or 9 <= c <= 13
+    return c <= 32 and (c == 32 or 9 <= c <= 13)
 
 
 cdef inline const uint8_t* get_word(const uint8_t* p, const uint8_t* end, Slice* word) noexcept nogil:
