@@ -40,7 +40,7 @@ SLICES := tests/faults tests/hostile
 # Tests that make test leaves to make fuzz, make slices, make test-spark, make test-browser and make test-dist-some.
 ELSEWHERE := tests/fuzz $(SLICES) tests/spark tests/browser tests/packaging/test_distribution.py
 PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
-# Processes for the tests on servers. These wait for servers most of the time: eight use 80 % of two processors.
+# Processes for the tests on servers, which mostly wait: six used 64 % of two processors.
 WORKERS ?= 8
 # Processes for those that need no server. Half of their time they wait, too, for fakes that are silent.
 COMPUTING ?= $(shell echo $$(( 2 * $(PROCESSORS) + 1 )))
