@@ -68,7 +68,7 @@ class GroupAdmin(Protocol):
         """Return a group, with its positions in these topics, or in all of its topics."""
         ...
 
-    async def plan(self, found: GroupDescription, wanted: Sequence[GroupPartition], aim: Aim) -> list[Reset]:
+    async def plan(self, wanted: Sequence[GroupPartition], aim: Aim) -> list[Reset]:
         """Return the changes that move a group to a new position."""
         ...
 

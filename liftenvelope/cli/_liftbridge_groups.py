@@ -111,9 +111,8 @@ class LiftbridgeGroups:
         lag = None if end is None else max(end - (committed or 0), 0)
         return GroupPartition(topic=stream, partition=number, committed=committed, end=end, lag=lag)
 
-    async def plan(self, found: GroupDescription, wanted: Sequence[GroupPartition], aim: Aim) -> list[Reset]:
+    async def plan(self, wanted: Sequence[GroupPartition], aim: Aim) -> list[Reset]:
         """Return the changes that move a group to a new position, also if it has members."""
-        del found
         return await asyncio.gather(*(self._change(one, aim) for one in wanted))
 
     async def _change(self, row: GroupPartition, aim: Aim) -> Reset:

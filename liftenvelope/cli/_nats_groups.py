@@ -114,13 +114,12 @@ class NatsGroups:
     def _source(self, spec: TopicSpec) -> JetStreamTopicSource:
         return JetStreamTopicSource(self._js, JetStreamTopic(spec.name, spec.places))
 
-    async def plan(self, found: GroupDescription, wanted: Sequence[GroupPartition], aim: Aim) -> list[Reset]:
+    async def plan(self, wanted: Sequence[GroupPartition], aim: Aim) -> list[Reset]:
         """Return the changes that move a group to a new position.
 
         Raises:
             UsageError: The aim is not an offset, and a topic is not in JetStream.
         """
-        del found  # members over NATS follow a change, so it does not matter if there are any
         return await asyncio.gather(*(self._change(one, aim) for one in wanted))
 
     async def _change(self, row: GroupPartition, aim: Aim) -> Reset:

@@ -113,7 +113,7 @@ async def reset_group(
     aim = _aim(**aims)
     async with _open(servers) as admin:
         found = await admin.describe(name, topics)
-        plan = await admin.plan(found, _wanted(found, partitions), aim)
+        plan = await admin.plan(_wanted(found, partitions), aim)
         done = plan if dry_run else await admin.reset(name, plan)
     _print_resets(name, done, dry_run, as_json)
 

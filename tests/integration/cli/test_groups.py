@@ -163,7 +163,7 @@ def test_partial_reset_over_nats_names_what_was_reset(at: tuple[str, str], name:
             topics = [JetStreamTopic.of_stream(stream, [stream]) for stream in streams]
             await GroupClient(nc, timeout=60).create_group(name, topics=topics)
             found = await admin.describe(name, ())
-            plan = await admin.plan(found, found.partitions, "latest")
+            plan = await admin.plan(found.partitions, "latest")
             await asyncio.to_thread(text_of, "stream", "rm", streams[1], "--yes", *at)
             with pytest.raises(GroupError) as caught:
                 await admin.reset(name, plan)
@@ -289,7 +289,7 @@ def test_partial_reset_of_liftbridge_names_what_was_reset(name: str) -> None:
         await asyncio.to_thread(text_of, "stream", "create", name, "--partitions", "3", "--url", url)
         async with LiftbridgeGroups.open(find_servers(url, None, 10)) as admin:
             found = await admin.describe(name, [name])
-            plan = await admin.plan(found, found.partitions, "latest")
+            plan = await admin.plan(found.partitions, "latest")
             with pytest.raises(GroupError) as caught:
                 await admin.reset(name, KillsServer(plan, cluster))
         return str(caught.value)
@@ -307,7 +307,7 @@ def test_member_that_joins_before_a_reset_of_liftbridge_refuses_it(lift: tuple[s
     async def work() -> None:
         async with LiftbridgeGroups.open(find_servers(lift[1], None, 60)) as admin:
             found = await admin.describe(name, [name])
-            plan = await admin.plan(found, found.partitions, "latest")
+            plan = await admin.plan(found.partitions, "latest")
             joined = lift_member(lift, name, name)
             await asyncio.to_thread(joined.__enter__)
             try:
