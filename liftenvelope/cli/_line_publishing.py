@@ -120,7 +120,7 @@ class _LineRun:
         reading = read_chunk(source)
         try:
             while not reading.done() and not self._failed:
-                first = [future for _, future in [*self._pending][:1]]
+                first = [self._pending[0][1]] if self._pending else []
                 await asyncio.wait([reading, *first], return_when=asyncio.FIRST_COMPLETED)
                 self._settle()
             return b"" if self._failed else reading.result()
@@ -156,7 +156,8 @@ class _LineRun:
             number, future = self._pending.popleft()
             error = future.exception()
             if error is None:
-                self._report(number, "acked", **(_facts(future.result())))
+                # A record is made for --json alone: there may be millions of lines.
+                self._report(number, "acked", **(_facts(future.result()) if self._options.as_json else {}))
                 continue
             if not isinstance(error, LiftEnvelopeError):
                 raise error
