@@ -183,7 +183,8 @@ class Consumer:
             JetStreamError, CallTimeoutError, TransportError: As for every request.
         """
         config = self._info.config
-        if check_group(group) and not config.priority_groups:
+        check_group(group)
+        if not config.priority_groups:
             raise UsageError(f"group must be a priority group, but {self.name!r} has none, got {group!r}")
         if group not in config.priority_groups:
             raise UsageError(
