@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import require
 from liftenvelope.bulk._archive.files import recorded
+from liftenvelope.bulk._engine.schema import HEADERS
 from liftenvelope.bulk._reads.copying import CopyRecord, check_same
 from liftenvelope.errors import UsageError
 from liftenvelope.payload import PayloadEncoder, PayloadFormat
@@ -24,7 +25,6 @@ __all__ = ["ArchivedMessages", "messages_of"]
 _BATCH_ROWS: Final = 16_384
 #: Columns of the stream that a message is published with.
 _OWN: Final = ("offset", "subject", "headers")
-_HEADERS: Final = pa.map_(pa.string(), pa.binary())
 
 
 def messages_of(file: Any, title: str, kind: PayloadFormat | None) -> ArchivedMessages:
@@ -113,7 +113,7 @@ class _EncodedMessages(ArchivedMessages):
         arrays = {"value": values, **{name: batch[name] for name in self.columns[1:]}}
         if "headers" not in arrays and self._kind.content_type is not None:
             header = ("Content-Type", self._kind.content_type.encode())
-            arrays["headers"] = pa.array([[header]] * batch.num_rows, _HEADERS)
+            arrays["headers"] = pa.array([[header]] * batch.num_rows, HEADERS)
         return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
 

@@ -18,6 +18,7 @@ from liftenvelope._showing import html_fields
 from liftenvelope.bulk._archive.names import FoundFile, resolve
 from liftenvelope.bulk._archive.places import ArchivePlace, find_place
 from liftenvelope.bulk._archive.restore_payload import ArchivedMessages, messages_of
+from liftenvelope.bulk._engine.schema import HEADERS
 from liftenvelope.bulk._reads.reading import count, read
 from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
 from liftenvelope.bulk.errors import RestoreError
@@ -41,7 +42,6 @@ _ID: Final = "Nats-Msg-Id"
 #: Headers that tell the server to refuse or to delete messages.
 _ORDERS: Final = (_ID, "Nats-Rollup", "Nats-Expected-")
 _NEEDED: Final = ("value", "offset", "subject")
-_HEADERS: Final = pa.map_(pa.string(), pa.binary())
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class _ArchivedRows:
     def reader(self, start: int) -> pa.RecordBatchReader:
         """Return a reader of the rows from an offset on, as :func:`write` takes them."""
         batches = self._batches(start)
-        schema = pa.schema({"value": pa.binary(), "headers": _HEADERS, "subject": pa.string()})
+        schema = pa.schema({"value": pa.binary(), "headers": HEADERS, "subject": pa.string()})
         return pa.RecordBatchReader.from_batches(schema, batches)
 
     def _batches(self, start: int) -> Iterator[pa.RecordBatch]:
@@ -200,7 +200,7 @@ class _ArchivedRows:
             if self._subject is not None
             else batch.column("subject").cast(pa.string())
         )
-        columns = [batch.column("value"), pa.array(headers, _HEADERS), subjects]
+        columns = [batch.column("value"), pa.array(headers, HEADERS), subjects]
         return pa.RecordBatch.from_arrays(columns, names=["value", "headers", "subject"])
 
     def _reading(self, file: FoundFile) -> ArchivedMessages:

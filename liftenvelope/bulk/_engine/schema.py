@@ -16,6 +16,7 @@ else:
 __all__ = [
     "COLUMNS",
     "ENVELOPE_COLUMNS",
+    "HEADERS",
     "EnvelopeMode",
     "choose_columns",
     "make_batch",
@@ -31,13 +32,15 @@ COLUMNS: Final = ("key", "value", "headers", "offset", "timestamp", "partition",
 #: Columns that ``envelope="columns"`` adds. These columns are null for messages without an envelope.
 ENVELOPE_COLUMNS: Final = ("ack_inbox", "correlation_id", "ack_policy", "expected_offset")
 
+#: Type of the column of headers.
+HEADERS: Final = pa.map_(pa.string(), pa.binary())
+
 _MODES: Final = ("none", "strip", "columns")
 _WORDS: Final = pa.dictionary(pa.int32(), pa.string())
-_HEADERS: Final = pa.map_(pa.string(), pa.binary())
 _KINDS: Final[Mapping[str, Any]] = {
     "key": pa.binary(),
     "value": pa.binary(),
-    "headers": _HEADERS,
+    "headers": HEADERS,
     "timestamp": pa.timestamp("ns", "UTC"),
     "partition": pa.int32(),
     "subject": _WORDS,
@@ -137,7 +140,7 @@ def _headers(found: Mapping[str, Any], rows: int) -> pa.MapArray:
     names, values = _texts(found["header_names"], pa.string()), _texts(found["header_values"], pa.binary())
     entries = pa.StructArray.from_arrays([names, values], fields=fields)
     return pa.MapArray.from_buffers(
-        _HEADERS, rows, [None, pa.py_buffer(found["header_offsets"])], children=[entries]
+        HEADERS, rows, [None, pa.py_buffer(found["header_offsets"])], children=[entries]
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope.bulk._engine.schema import HEADERS
 from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
 from liftenvelope.bulk.writing import write
 from liftenvelope.errors import UsageError, UsageTypeError
@@ -22,7 +23,6 @@ __all__ = ["DeadLetter", "LetterBox"]
 _PREFIX: Final = "Liftenvelope-Bad-"
 #: Characters of a reason that become a header.
 _LONGEST_REASON: Final = 1_000
-_HEADERS: Final = pa.map_(pa.string(), pa.binary())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class LetterBox:
             LiftEnvelopeError: As for :func:`write`.
         """
         headers = [list(self._headers(row, why)) for row, why in zip(rows.to_pylist(), reasons, strict=True)]
-        table = pa.table({"value": rows["value"], "headers": pa.array(headers, _HEADERS)})
+        table = pa.table({"value": rows["value"], "headers": pa.array(headers, HEADERS)})
         if self._envelope or not self._is_nats:
             table = table.append_column("key", rows["key"])
         options: dict[str, Any] = {"envelope": self._envelope} if self._is_nats else {}
