@@ -5,40 +5,15 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from liftenvelope.envelope import new_message
-from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer, run_nats_server
+from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, run_nats_server
 from tests.integration.cli.commands import error_of, json_of, lines_of, run, started, text_of
 
 HOSTILE = "\x1b]0;owned\x07 \u202eabc \x9b31m"
-
-
-@pytest.fixture
-def nats_url(jetstream_server: NatsServer) -> str:
-    return jetstream_server.url
-
-
-@pytest.fixture(params=["liftbridge", "gateway"])
-def cluster(request: pytest.FixtureRequest) -> LiftbridgeCluster | GatewayCluster:
-    found: LiftbridgeCluster | GatewayCluster = request.getfixturevalue(f"{request.param}_server")
-    return found
-
-
-@pytest.fixture
-def at(cluster: LiftbridgeCluster | GatewayCluster) -> tuple[str, str]:
-    return "--url", f"liftbridge://{cluster.addresses[0]}"
-
-
-@pytest.fixture
-def stream(nats_url: str, name: str) -> Iterator[str]:
-    """A JetStream stream that records NAME.>"""
-    text_of("stream", "create", name, "--subject", f"{name}.>", "--url", nats_url)
-    yield name
-    text_of("stream", "rm", name, "--yes", "--url", nats_url)
 
 
 def test_publish_to_jetstream_shows_the_ack(nats_url: str, stream: str) -> None:
@@ -235,14 +210,6 @@ def test_reader_of_the_output_that_leaves(nats_url: str, stream: str) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(240) == 1
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Have children react to SIGINT, which a shell has its background jobs ignore, and their children."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interruptible")

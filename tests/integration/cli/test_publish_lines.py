@@ -5,37 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer, run_nats_server
+from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, run_nats_server
 from tests.integration.cli.commands import error_of, json_of, lines_of, run, started, text_of
-
-
-@pytest.fixture
-def nats_url(jetstream_server: NatsServer) -> str:
-    return jetstream_server.url
-
-
-@pytest.fixture(params=["liftbridge", "gateway"])
-def cluster(request: pytest.FixtureRequest) -> LiftbridgeCluster | GatewayCluster:
-    found: LiftbridgeCluster | GatewayCluster = request.getfixturevalue(f"{request.param}_server")
-    return found
-
-
-@pytest.fixture
-def at(cluster: LiftbridgeCluster | GatewayCluster) -> tuple[str, str]:
-    return "--url", f"liftbridge://{cluster.addresses[0]}"
-
-
-@pytest.fixture
-def stream(nats_url: str, name: str) -> Iterator[str]:
-    """A JetStream stream that records NAME.>"""
-    text_of("stream", "create", name, "--subject", f"{name}.>", "--url", nats_url)
-    yield name
-    text_of("stream", "rm", name, "--yes", "--url", nats_url)
 
 
 def values_in(stream: str, *options: str) -> list[str]:
@@ -164,14 +139,6 @@ def test_server_killed_half_way(name: str) -> None:
         assert {record["outcome"] for record in records[500:]} == {"unknown"}
         count = len(records) - 500
         assert f"500 acked, 0 refused, {count} unknown. Line {len(records) + 1} and" in error
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Have children react to SIGINT, which a shell has its background jobs ignore, and their children."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -58,14 +58,6 @@ def publishing(stream: str, *options: str) -> Iterator[Lines]:
 
 
 @pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Have children react to SIGINT, which a shell has its background jobs ignore, and their children."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
 def proxy(jetstream_server: NatsServer, name: str) -> Iterator[FaultProxy]:
     """A proxy before a server that has a stream NAME."""
     text_of("stream", "create", name, "--url", jetstream_server.url)

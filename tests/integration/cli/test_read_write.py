@@ -342,14 +342,6 @@ def test_closed_and_full_standard_streams(url: str, arguments: list[str], end: s
     assert "Traceback" not in done.stderr
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Have children react to SIGINT, which a shell has its background jobs ignore, and their children."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("interruptible")
 def test_interrupt_ends_a_read_that_follows(url: str) -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

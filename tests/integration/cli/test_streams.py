@@ -9,13 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer
+from liftenvelope.testing import GatewayCluster, LiftbridgeCluster
 from tests.integration.cli.commands import error_of, json_of, lines_of, run, started, text_of
-
-
-@pytest.fixture
-def nats_url(jetstream_server: NatsServer) -> str:
-    return jetstream_server.url
 
 
 @pytest.fixture(params=["liftbridge", "gateway"])
