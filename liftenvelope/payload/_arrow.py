@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
@@ -18,7 +18,7 @@ from liftenvelope.payload._formats import (
     PayloadEncoder,
 )
 from liftenvelope.payload._ipc import claims_of
-from liftenvelope.payload._rows import batch_of, joined, null_row
+from liftenvelope.payload._rows import batch_of, joined, null_bytes, null_row
 from liftenvelope.payload._types import check_names
 
 if TYPE_CHECKING:
@@ -53,8 +53,9 @@ class ArrowBatches(InferredFormat):
         schema: Columns. Default: those of the first message of the range that is a record batch.
         sample: Number of first messages among which a record batch is looked for. Default 100.
         compression: Compression of the buffers in a write: ``"lz4"``, ``"zstd"`` or None (default).
-        max_decoded_bytes: Largest size of the buffers of a message in bytes, after decompression. A larger
-            message is bad. Default 256 MiB.
+        max_decoded_bytes: Largest size of the buffers of a message in bytes, after decompression and with
+            nulls for the columns that it lacks. A larger message is bad, and gives no columns if a row of
+            nulls is larger. Default 256 MiB.
         max_rows: Most rows of a message. A message with more is bad. Default 1,000,000.
         max_repeated_bytes: Most bytes that the key, the headers and other columns of the stream take when
             they are repeated for each row of a message. A message beyond that is bad. Default 256 MiB.
@@ -100,13 +101,19 @@ class ArrowBatches(InferredFormat):
                 check_names("schema", found)
             except (ValueError, UsageError):
                 continue
-            return found
+            if _null_bytes(found) <= self.max_decoded_bytes:
+                return found
         return pa.schema([])
 
     def encoder(self, schema: pa.Schema) -> PayloadEncoder:
         """Return an encoder; see :meth:`PayloadFormat.encoder`."""
         check_names("data", schema)
         return ArrowEncoder(self.stripped(schema), self.compression)
+
+
+def _null_bytes(fields: Iterable[pa.Field]) -> int:
+    """Return about how many bytes a row of nulls takes."""
+    return sum(null_bytes(field.type) for field in fields)
 
 
 def buffers_of(values: pa.Array) -> Iterator[pa.Buffer]:
@@ -169,6 +176,7 @@ class ArrowDecoder(PayloadDecoder):
         self.max_repeated_bytes = kind.max_repeated_bytes
         self.schema = kind.prefixed(fields, columns)
         self._fields = [field for field in fields if kind.prefix + field.name in self.schema.names]
+        self._null_bytes = _null_bytes(self._fields)
 
     def decode(self, values: pa.Array) -> Decoded:
         """Decode values; see :meth:`PayloadDecoder.decode`."""
@@ -180,9 +188,11 @@ class ArrowDecoder(PayloadDecoder):
                 found = read_batch(value, self._kind)
                 nbytes += found.nbytes + _ROW_BYTES * found.num_rows
                 batches.append(self._chosen(found))
+                nbytes += max(batches[-1].nbytes - found.nbytes, 0)
             except ValueError as exc:
                 bad.append(BadValue(index, str(exc)))
                 batches.append(null_row(self.schema))
+                nbytes += self._null_bytes
             if nbytes >= _ENOUGH_BYTES:
                 break
         return Decoded(batches, tuple(bad))
@@ -191,9 +201,10 @@ class ArrowDecoder(PayloadDecoder):
         """Return the columns of the schema.
 
         Raises:
-            ValueError: A column has another type, or stands twice.
+            ValueError: A column has another type, or stands twice, or nulls for missing ones are too large.
         """
         names = batch.schema.names
+        self._check_missing(batch)
         arrays = []
         for field in self._fields:
             count = names.count(field.name)
@@ -204,6 +215,19 @@ class ArrowDecoder(PayloadDecoder):
                 raise ValueError(f"column {field.name!r} must be {field.type}, got {array.type}")
             arrays.append(array)
         return batch_of(arrays, self.schema, batch.num_rows)
+
+    def _check_missing(self, batch: pa.RecordBatch) -> None:
+        """Check the size of the nulls before they are made: rows without a column take no bytes.
+
+        Raises:
+            ValueError: The message would exceed a limit.
+        """
+        present = set(batch.schema.names)
+        width = _null_bytes(field for field in self._fields if field.name not in present)
+        nbytes = batch.nbytes + batch.num_rows * width
+        limit = self._kind.max_decoded_bytes
+        if width and nbytes > limit:
+            raise ValueError(f"{nbytes} bytes with missing columns, more than max_decoded_bytes={limit}")
 
 
 class ArrowEncoder(PayloadEncoder):

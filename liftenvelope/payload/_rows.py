@@ -10,7 +10,16 @@ if TYPE_CHECKING:
 else:
     from liftenvelope.payload._formats import pa
 
-__all__ = ["batch_of", "bisected", "empty_batch", "joined", "null_row", "python_rows", "with_nulls"]
+__all__ = [
+    "batch_of",
+    "bisected",
+    "empty_batch",
+    "joined",
+    "null_bytes",
+    "null_row",
+    "python_rows",
+    "with_nulls",
+]
 
 
 def batch_of(arrays: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
@@ -31,6 +40,25 @@ def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
 def null_row(schema: pa.Schema) -> pa.RecordBatch:
     """Return a batch of one row of nulls."""
     return batch_of([pa.nulls(1, field.type) for field in schema], schema, 1)
+
+
+def null_bytes(kind: pa.DataType) -> int:
+    """Return about how many bytes a null of a type takes in a column.
+
+    A type is a claim of the sender: a null of ``fixed_size_binary(n)`` takes ``n`` bytes.
+    """
+    if isinstance(kind, pa.BaseExtensionType):
+        return null_bytes(kind.storage_type)
+    if pa.types.is_null(kind):
+        return 0
+    if pa.types.is_fixed_size_list(kind):
+        return 1 + int(kind.list_size) * null_bytes(kind.value_type)
+    if pa.types.is_struct(kind) or pa.types.is_union(kind):
+        return 5 + sum(null_bytes(kind.field(number).type) for number in range(kind.num_fields))
+    try:
+        return 1 + int(kind.bit_width) // 8
+    except ValueError:  # of a variable width: an offset or a view
+        return 17
 
 
 def joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

@@ -138,6 +138,46 @@ class TestLimits:
         ((_, reason),) = reasons(ArrowBatches(ROWS.schema, max_rows=5), message(ROWS, ROWS))
         assert reason == "6 rows, more than max_rows=5"
 
+    def test_nulls_for_missing_columns_are_limited(self) -> None:
+        # Of each row: 8 bytes and a bit of validity, which counts as a byte.
+        kind = ArrowBatches(pa.schema({"a": pa.int64(), "b": pa.int64()}), max_decoded_bytes=18_000)
+        rows = pa.record_batch({"other": pa.nulls(1_000)})
+        assert reasons(kind, message(rows)) == []
+        ((_, reason),) = reasons(kind, message(pa.record_batch({"other": pa.nulls(1_001)})))
+        assert reason == "18018 bytes with missing columns, more than max_decoded_bytes=18000"
+
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            pa.binary(4_000),
+            pa.list_(pa.int64(), 500),
+            pa.struct({"f": pa.struct({"g": pa.binary(4_000)})}),
+            pa.dictionary(pa.int64(), pa.string()),
+            pa.list_(pa.string()),
+        ],
+        ids=str,
+    )
+    def test_small_messages_can_not_ask_for_gigabytes_of_nulls(self, kind: pa.DataType) -> None:
+        fields = pa.schema([(f"c{number}", kind) for number in range(100)])
+        values = array(
+            message(pa.RecordBatch.from_arrays([pa.nulls(0, kind)] * 100, schema=fields)),
+            message(pa.record_batch({"other": pa.nulls(1_000_000)})),
+        )
+        (bad,) = ArrowBatches().decoder(values).decode(values).bad
+        assert bad.index == 1
+        assert "bytes with missing columns, more than max_decoded_bytes" in bad.reason
+
+    def test_schema_whose_rows_are_too_large_is_not_inferred(self) -> None:
+        wide = pa.record_batch({"f": pa.nulls(0, pa.binary(1_000))})
+        values = array(message(wide), message(ROWS))
+        assert ArrowBatches(max_decoded_bytes=1_001).decoder(values).schema == wide.schema
+        assert ArrowBatches(max_decoded_bytes=1_000).decoder(values).schema == ROWS.schema
+
+    def test_rows_of_nulls_for_bad_messages_count_as_decoded(self) -> None:
+        values = array(*[b"bad"] * 100)
+        found = ArrowBatches(pa.schema({"f": pa.binary(4 * 2**20)})).decoder().decode(values)
+        assert len(found.batches) == 4
+
     def test_dictionary_counts_as_bytes(self) -> None:
         words = pa.record_batch({"d": pa.array(["x" * 10_000]).dictionary_encode()})
         ((_, reason),) = reasons(ArrowBatches(words.schema, max_decoded_bytes=5_000), message(words))
