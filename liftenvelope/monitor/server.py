@@ -25,13 +25,14 @@ from liftenvelope._checks import as_count
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 from liftenvelope.monitor._collector import Collector
-from liftenvelope.monitor._guard import Guard, MonitorAccess, same
+from liftenvelope.monitor._guard import Guard, MonitorAccess, body_of, same
 from liftenvelope.monitor._reading import JetStreamMessages, LiftbridgeMessages, MessageQuery, MessageSource
 from liftenvelope.monitor._views import View, messages_json
 from liftenvelope.monitor.changes import Changes, JetStreamChanges, LiftbridgeChanges, change_from_json
 from liftenvelope.monitor.jetstream import JetStreamSampler
 from liftenvelope.monitor.liftbridge import LiftbridgeSampler
 from liftenvelope.rpc.address import Address
+from liftenvelope.rpc.http_connections import HttpConnections
 from liftenvelope.rpc.listening import Listener
 
 if TYPE_CHECKING:
@@ -62,6 +63,9 @@ _PAGES: Final = {"streams": 0, "readers": 0, "stream": 1, "consumer": 2, "group"
 #: Readers, connections, reads of messages at once, and messages of a read.
 _MAX_READERS: Final = 32
 _MAX_CONNECTIONS: Final = 128
+#: Bytes and seconds of a connection. A search of messages may take as long as the servers' time-outs.
+_CONNECTION_BYTES: Final = 128 * 1024
+_CONNECTION_TIMEOUT: Final = 60.0
 _MAX_READS: Final = 4
 _MAX_MESSAGES: Final = 50
 #: Changes under way, and the header of their key.
@@ -206,14 +210,15 @@ class MonitorPages:
         changes = self._link.changes
         if changes is None:
             return _failed(503, "there is no connection to the servers")
+        body = await body_of(request)  # before a place is taken: its sender may take its time
         if self._changing.locked():
             return _failed(503, "too many changes are under way; try again")
         async with self._changing:
-            return await self._make(request, changes)
+            return await self._make(request, body, changes)
 
-    async def _make(self, request: web.Request, changes: Changes) -> web.Response:
+    async def _make(self, request: web.Request, body: bytes, changes: Changes) -> web.Response:
         try:
-            change = change_from_json(await request.json())
+            change = change_from_json(json.loads(body))
         except UsageError as exc:
             return _failed(400, str(exc))
         except (ValueError, RecursionError):
@@ -273,7 +278,13 @@ class MonitorServer:
         logger = _log.getChild("requests")
         logger.setLevel(logging.CRITICAL)  # any peer could fill the log with malformed requests
         self._runner = web.AppRunner(pages.app, access_log=None, logger=logger, shutdown_timeout=_ENDING)
-        self._listener = Listener(self._protocol, tls=None, is_full=self._is_full, handshake_timeout=_STUCK)
+        self._connections = HttpConnections(
+            self._protocol, most=_MAX_CONNECTIONS, max_bytes=_CONNECTION_BYTES, timeout=_CONNECTION_TIMEOUT
+        )
+        pages.app.on_response_prepare.append(self._connections.close_afterwards)
+        self._listener = Listener(
+            self._connections.new, tls=None, is_full=lambda _: False, handshake_timeout=_STUCK
+        )
 
     async def start(self, address: Address) -> str:
         """Start to listen; return the address, as ``host:port``.
@@ -290,14 +301,11 @@ class MonitorServer:
         self._listener.close()
         await self._listener.wait_closed()
         await self._runner.cleanup()
+        self._connections.abort()
 
     def _protocol(self) -> asyncio.Protocol:
         assert self._runner.server is not None
         return self._runner.server()
-
-    def _is_full(self, opening: int) -> bool:
-        assert self._runner.server is not None
-        return len(self._runner.server.connections) + opening >= _MAX_CONNECTIONS
 
 
 @asynccontextmanager
@@ -330,10 +338,10 @@ async def serving_monitor(collector: Collector, pages: MonitorPages, address: Ad
 
 def _page(name: str) -> web.Response:
     kind = _TYPES.get(name.rpartition(".")[2])
-    path = files("liftenvelope.monitor") / "page" / name
-    if kind is None or "/" in name or "\\" in name or not path.is_file():
+    found = {path.name: path for path in (files("liftenvelope.monitor") / "page").iterdir()}
+    if kind is None or name not in found:  # no path is made of a name that a peer chose
         return web.Response(status=404, text="there is no such file\n")
-    return web.Response(body=path.read_bytes(), content_type=kind, charset="utf-8")
+    return web.Response(body=found[name].read_bytes(), content_type=kind, charset="utf-8")
 
 
 def _failed(status: int, text: str) -> web.Response:

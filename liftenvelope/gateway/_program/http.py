@@ -1,12 +1,6 @@
 """HTTP server of a command: ``/healthz``, ``/readyz``, ``/metrics``, and pages below further paths.
 
-aiohttp limits neither the number of connections nor the time that a client takes to send its request.
-Therefore each connection goes through :class:`_Connection`: it carries one request, of a limited size, and
-ends after a limited time whatever its client does. When too many are open, the oldest one is closed: a new
-one may be a probe, and the oldest ones are those of clients that send nothing.
-
-A stream of events of a page has no time limit. It counts among the connections and can be the oldest one:
-browsers open it again.
+Each connection has the limits of :class:`HttpConnections`.
 
 Metrics are rendered in pieces between turns of the event loop, for all requests of half a second together.
 """
@@ -24,6 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_la
 
 from liftenvelope.gateway._program.monitored import NO_PAGES, Monitored, Pages
 from liftenvelope.gateway.metrics import GatewayCollector
+from liftenvelope.rpc.http_connections import HttpConnections
 from liftenvelope.rpc.listening import Listener
 
 if TYPE_CHECKING:
@@ -41,7 +36,6 @@ _REFRESH: Final = 2.0
 _FRESH: Final = 0.5
 #: Seconds for open requests when the server closes.
 _ENDING: Final = 1.0
-_EVENTS: Final = "text/event-stream"
 #: Seconds for a TLS handshake, which this server does not do.
 _HANDSHAKE: Final = 10.0
 
@@ -87,7 +81,6 @@ class HttpServer:
     def __init__(self, source: Monitored, pages: Pages = NO_PAGES) -> None:
         self._source = source
         self._scrape = _Scrape(source)
-        self._connections: dict[_Connection, None] = {}
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
@@ -95,7 +88,6 @@ class HttpServer:
         for path, page in pages.items():
             app.router.add_get(path, _slash_added)
             app.add_subapp(path, page)
-        app.on_response_prepare.append(self._close_afterwards)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -104,8 +96,16 @@ class HttpServer:
             lingering_time=0.0,
             shutdown_timeout=_ENDING,
         )
+        limits = source.limits
+        self._connections = HttpConnections(
+            self._protocol,
+            most=limits.max_http_connections,
+            max_bytes=limits.max_http_request_bytes,
+            timeout=limits.http_timeout,
+        )
+        app.on_response_prepare.append(self._connections.close_afterwards)
         self._listener = Listener(
-            self._connection, tls=None, is_full=lambda _: False, handshake_timeout=_HANDSHAKE
+            self._connections.new, tls=None, is_full=lambda _: False, handshake_timeout=_HANDSHAKE
         )
 
     async def start(self, host: str, port: int) -> str:
@@ -127,30 +127,12 @@ class HttpServer:
         self._listener.close()
         await self._listener.wait_closed()
         await self._runner.cleanup()
-        for connection in list(self._connections):
-            connection.abort()
+        self._connections.abort()
         await self._scrape.close()
 
-    def _connection(self) -> _Connection:
+    def _protocol(self) -> asyncio.Protocol:
         assert self._runner.server is not None
-        limits = self._source.limits
-        while len(self._connections) >= limits.max_http_connections:
-            next(iter(self._connections)).abort()
-        return _Connection(
-            self._connections,
-            self._runner.server(),
-            max_bytes=limits.max_http_request_bytes,
-            timeout=limits.http_timeout,
-        )
-
-    async def _close_afterwards(self, request: web.Request, response: web.StreamResponse) -> None:
-        response.force_close()
-        response.headers["Connection"] = "close"
-        response.headers["Server"] = "liftenvelope"
-        if response.content_type == _EVENTS:
-            for connection in self._connections:
-                if connection.carries(request):
-                    connection.keep()
+        return self._runner.server()
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -178,84 +160,6 @@ def _quiet_logger() -> logging.Logger:
 
 def _is_own_fault(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
-
-
-class _Connection(asyncio.Protocol):
-    """Passes a connection to aiohttp, with limits on its bytes and its time.
-
-    Args:
-        connections: All open connections, the oldest first.
-        inner: aiohttp's protocol.
-        max_bytes: Most bytes to receive.
-        timeout: Seconds until the connection is closed.
-    """
-
-    def __init__(
-        self,
-        connections: dict[_Connection, None],
-        inner: asyncio.Protocol,
-        *,
-        max_bytes: int,
-        timeout: float,
-    ) -> None:
-        self._connections = connections
-        self._inner = inner
-        self._left = max_bytes
-        self._transport: asyncio.Transport | None = None
-        self._timer = asyncio.get_running_loop().call_later(timeout, self.abort)
-        # From the start: the limit holds also for connections that are not handed over yet.
-        connections[self] = None
-
-    def carries(self, request: web.Request) -> bool:
-        """Return True if the request came by this connection."""
-        return self._transport is not None and request.transport is self._transport
-
-    def keep(self) -> None:
-        """Let the connection last for as long as the server sends events."""
-        self._timer.cancel()
-
-    def abort(self) -> None:
-        """Close the connection without sending the rest."""
-        self._forget()
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _forget(self) -> None:
-        self._timer.cancel()
-        self._connections.pop(self, None)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Pass the new connection to aiohttp."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._inner.connection_made(transport)
-        if self not in self._connections:  # closed meanwhile, to make room
-            transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        """Pass received bytes to aiohttp, up to the limit."""
-        self._left -= len(data)
-        if self._left < 0:
-            self.abort()
-        else:
-            self._inner.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        """Tell aiohttp that the client sends nothing more."""
-        return self._inner.eof_received()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
-        self._forget()
-        self._inner.connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """Tell aiohttp that the client does not take the response."""
-        self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Tell aiohttp that the client takes the response again."""
-        self._inner.resume_writing()
 
 
 class _Scrape:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ import liftenvelope
 from liftenvelope import new_message
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.monitor import Collector, Sampler
+from liftenvelope.monitor import server as monitor_server
 from liftenvelope.monitor.server import (
     LiftbridgeMessages,
     MonitorAccess,
@@ -79,6 +80,12 @@ async def pages(
         timeout = aiohttp.ClientTimeout(60)
         async with aiohttp.ClientSession(f"http://{found}/", timeout=timeout) as session:
             yield session
+
+
+async def connected(session: aiohttp.ClientSession) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to the pages' port."""
+    base: Any = session._base_url
+    return await asyncio.open_connection(base.host, base.port)
 
 
 async def found(session: aiohttp.ClientSession, **query: str) -> Any:
@@ -206,11 +213,66 @@ async def test_number_of_open_pages_is_limited(server: NatsServer) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["static/none.js", "static/..%2fserver.py", "static/%2e%2e/server.py", "api/none", "static/__init__.py"],
-)
+    ["static/none.js", "static/..%2fserver.py", "static/%2e%2e/server.py", "api/none", "static/__init__.py",
+     f"static/{'a' * 2_000}.js", "static/a%00.js"],
+)  # fmt: skip
 async def test_nothing_else_is_served(server: NatsServer, path: str) -> None:
     async with pages(server) as session, session.get(path) as answer:
         assert answer.status == 404
+
+
+class TestConnections:
+    """Peers that send little, nothing or nonsense. They need no login."""
+
+    async def test_connections_that_send_nothing_make_room(self, server: NatsServer) -> None:
+        async with pages(server) as session, AsyncExitStack() as stack:
+            for _ in range(140):
+                _, writer = await connected(session)
+                stack.callback(writer.close)
+            async with session.get("api/about") as answer:
+                assert answer.status == 200
+
+    async def test_silent_connection_is_closed(
+        self, server: NatsServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(monitor_server, "_CONNECTION_TIMEOUT", 1.0)
+        async with pages(server) as session, asyncio.timeout(60):
+            reader, writer = await connected(session)
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+
+    async def test_forms_that_do_not_end_keep_nobody_from_logging_in(self, server: NatsServer) -> None:
+        async with pages(server, MonitorAccess(token=TOKEN)) as session, AsyncExitStack() as stack:
+            for _ in range(8):
+                _, writer = await connected(session)
+                stack.callback(writer.close)
+                writer.write(b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\ntoken=")
+                await writer.drain()
+            async with session.get("login") as answer:  # the server has read them by now
+                assert answer.status == 200
+            async with session.post("login", data={"token": TOKEN}, allow_redirects=False) as answer:
+                assert (answer.status, answer.headers["Location"]) == (303, "./")
+
+    @pytest.mark.parametrize(
+        ("fields", "status"),
+        [
+            ("Content-Type: application/x-www-form-urlencoded; charset=none", 303),
+            ("Content-Type: application/x-www-form-urlencoded", 303),
+            ("Content-Type: multipart/form-data", 303),
+            ("Content-Encoding: gzip", 400),
+        ],
+    )
+    async def test_form_of_any_bytes_is_no_failure_of_the_server(
+        self, server: NatsServer, fields: str, status: int
+    ) -> None:
+        async with pages(server, MonitorAccess(token=TOKEN)) as session, asyncio.timeout(60):
+            reader, writer = await connected(session)
+            head = f"POST /login HTTP/1.1\r\nHost: localhost\r\n{fields}\r\nContent-Length: 8\r\n\r\n"
+            writer.write(head.encode() + b"token=\xff\x00")
+            assert (await reader.readline()).startswith(f"HTTP/1.1 {status} ".encode())
+            writer.close()
 
 
 class TestAccess:
