@@ -248,7 +248,9 @@ class TestConnections:
             for _ in range(8):
                 _, writer = await connected(session)
                 stack.callback(writer.close)
-                writer.write(b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\ntoken=")
+                kind = b"Content-Type: application/x-www-form-urlencoded"
+                head = b"POST /login HTTP/1.1\r\nHost: localhost\r\n%s\r\nContent-Length: 99\r\n\r\n"
+                writer.write(head % kind + b"token=")
                 await writer.drain()
             async with session.get("login") as answer:  # the server has read them by now
                 assert answer.status == 200
