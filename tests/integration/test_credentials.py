@@ -281,7 +281,7 @@ def listening() -> Iterator[tuple[str, list[bytes]]]:
                     connection, _ = server.accept()
                 except OSError:
                     return
-                with connection:
+                with connection, suppress(ConnectionResetError):  # a client that gives up
                     seen.append(connection.recv(65_536))
 
         thread = threading.Thread(target=accept)
@@ -342,10 +342,12 @@ async def by_bulk(address: str, tls: ssl.SSLContext) -> None:
 async def test_broker_that_is_named_gets_nothing_over_plain_tcp(
     ca: trustme.CA, call: Callable[[str, ssl.SSLContext], asyncio.Future[None]]
 ) -> None:
-    error = pytest.raises(LiftEnvelopeError)
-    with listening() as (foreign, seen), secured_broker(ca, metadata_naming(foreign)) as address, error:
-        await call(address, trusting(ca))
-    sent = [first for first in seen if first]  # a client that gives up first sends nothing
+    async with asyncio.timeout(60):
+        with listening() as (foreign, seen), secured_broker(ca, metadata_naming(foreign)) as address:
+            while not any(seen):  # on a busy machine a client may give up before it says anything
+                with pytest.raises(LiftEnvelopeError):
+                    await call(address, trusting(ca))
+    sent = [first for first in seen if first]
     assert sent
     assert [first for first in sent if not first.startswith(HELLO) or SECRET.encode() in first] == []
 
