@@ -54,7 +54,8 @@ LOWEST := $(shell grep -oE '"(nats-py|h2|hpack|protobuf|pyarrow|click|rich|aioht
 # Tests on servers that run with the lowest versions.
 ON_LOWEST := tests/integration/nats tests/integration/jetstream tests/integration/otel tests/integration/gateway/test_http.py
 # Tests that run once more with uvloop.
-ON_UVLOOP := $(addprefix tests/integration/nats/test_,acks.py publisher.py accelerate.py)
+ON_UVLOOP := $(addprefix tests/integration/,$(addsuffix .py,$(addprefix nats/test_,acks publisher accelerate) \
+	jetstream/test_fetch rpc/test_aio client/test_publish))
 # Which line of PySpark the tests of Spark run with: 4.2 or 4.3.
 SPARK ?= 4.3
 # Those that CI runs. The others kill what there is to kill, and start many queries.
@@ -168,7 +169,7 @@ test-dist: packaging  ## what make dist has built, in fresh environments of ever
 test-dist-all: packaging  ## the same, and every extra with PySpark, and aarch64 under qemu
 	$(RUN) -m tests.packaging test --thorough $(if $(VERSIONS),--versions $(VERSIONS))
 
-test-uvloop: setup  ## the tests of publishing and acks with uvloop as every event loop
+test-uvloop: servers  ## the tests of publishing, acks, fetches and the Liftbridge client with uvloop as every event loop
 	LIFTENVELOPE_TEST_LOOP=uvloop $(RUN) -m pytest -q -n 2 --dist loadfile $(ON_UVLOOP)
 
 test-dist-some: setup  ## the sdist, this machine's wheel and that of the twins: two minutes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar, cast
 
 from liftenvelope.rpc._events import Event, MessagesReceived
 
@@ -43,8 +43,8 @@ class TransportLink(asyncio.BufferedProtocol, Generic[_C]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the preface: the connection is open."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not isinstance: the transports of uvloop have the methods, but not the base class.
+        self._transport = cast("asyncio.Transport", transport)
         self.flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002

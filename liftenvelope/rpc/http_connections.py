@@ -12,7 +12,7 @@ it again.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +116,8 @@ class _HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Pass the new connection to aiohttp."""
-        assert isinstance(transport, asyncio.Transport)
+        # Not isinstance: the transports of uvloop have the methods, but not the base class.
+        transport = cast("asyncio.Transport", transport)
         self._transport = transport
         self._inner.connection_made(transport)
         if self not in self._connections:  # closed meanwhile, to make room
