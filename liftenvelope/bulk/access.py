@@ -47,6 +47,8 @@ class Access:
     Attributes:
         tls: TLS context; True for the system's trusted authorities; None for plain TCP unless the URL begins
             with ``tls://`` or the NATS server requires TLS.
+        tls_first: True to begin with TLS before a NATS server has said anything, for servers with
+            ``handshake_first``. Default False. Liftbridge always begins with TLS, if it uses TLS.
         user: User for NATS, unless the URL contains one.
         password: Password of the user.
         token: Token for NATS.
@@ -80,6 +82,7 @@ class Access:
     """
 
     tls: ssl.SSLContext | bool | None = None
+    tls_first: bool = False
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
@@ -124,6 +127,8 @@ class Access:
             raise UsageError("user must be given with password, got None")
         if not (self.tls is None or isinstance(self.tls, bool | ssl.SSLContext)):
             raise UsageTypeError(f"tls must be an ssl.SSLContext, True, False or None, got {self.tls!r}")
+        if not isinstance(self.tls_first, bool):
+            raise UsageTypeError(f"tls_first must be True or False, got {self.tls_first!r}")
         check_server_names(self.tls_server_name, is_secure=bool(self.tls))
 
     @property

@@ -24,8 +24,16 @@ _UNSUPPORTED: Final = (
     "user_seed",
     "socks_proxy",
     "windows_cert_store",
+    "windows_cert_match_by",
     "windows_cert_match",
+    "windows_ca_certs_match",
 )
+#: Fields that name files.
+_FILES: Final = ("creds", "nkey", "cert", "key", "ca")
+#: Logins. The nats command also takes the first of several, but a context with several is a mistake.
+_LOGINS: Final = ("user", "creds", "nkey", "token")
+#: Schemes by which a value of a context stands for a secret that is elsewhere.
+_REFERENCES: Final = ("file://", "env://", "op://", "nsc://")
 _TEXTS: Final = (
     "url",
     "user",
@@ -38,8 +46,8 @@ _TEXTS: Final = (
     "ca",
     "jetstream_domain",
     "jetstream_api_prefix",
+    "jetstream_event_prefix",
     "inbox_prefix",
-    *_UNSUPPORTED,
 )
 
 
@@ -54,6 +62,7 @@ class NatsContext:
         creds, nkey: Files with a login: credentials, or the seed of an nkey.
         cert, key, ca: PEM files for TLS: client certificate, its key, and the authorities to trust.
         jetstream_domain, jetstream_api_prefix: Place of JetStream's API.
+        jetstream_event_prefix: Prefix of JetStream's events if not ``$JS.EVENT``.
         inbox_prefix: Prefix of reply subjects.
         tls_first: Begin with TLS before the server has said anything.
     """
@@ -70,6 +79,7 @@ class NatsContext:
     ca: str = ""
     jetstream_domain: str = ""
     jetstream_api_prefix: str = ""
+    jetstream_event_prefix: str = ""
     inbox_prefix: str = ""
     tls_first: bool = False
 
@@ -128,14 +138,37 @@ def _context(name: str, found: dict[str, Any]) -> NatsContext:
     for one in _TEXTS:
         if not isinstance(found.get(one) or "", str):
             raise UsageError(f"{one} of context {name!r} must be a text, got {type(found[one]).__name__}")
-    unsupported = [one for one in _UNSUPPORTED if found.get(one)]
-    if unsupported:
+    first = found.get("tls_first")
+    if not isinstance(first or False, bool):
+        raise UsageError(f"tls_first of context {name!r} must be true or false, got {type(first).__name__}")
+    if unsupported := [one for one in _UNSUPPORTED if found.get(one)]:
         text = f"context {name!r} has {unsupported[0]}, which this command does not support"
         raise UsageError(f"{text}: use creds, nkey, token, or user and password")
     kept = {one: found[one] for one in _TEXTS if found.get(one)}
-    for one in ("creds", "nkey", "cert", "key", "ca"):
-        if one in kept:
-            kept[one] = os.path.expandvars(os.path.expanduser(kept[one]))
+    logins = [one for one in _LOGINS if one in kept]
+    if len(logins) > 1:
+        raise UsageError(f"context {name!r} must have one login, got {' and '.join(logins)}")
     if bool(kept.get("cert")) != bool(kept.get("key")):
         raise UsageError(f"cert and key of context {name!r} go together: give both or neither")
-    return NatsContext(name=name, tls_first=found.get("tls_first") is True, **kept)
+    for one in (*_FILES, "password", "token"):
+        if one in kept:
+            kept[one] = _resolved(name, one, kept[one])
+    return NatsContext(name=name, tls_first=first is True, **kept)
+
+
+def _resolved(name: str, field_name: str, value: str) -> str:
+    """Return a value of a context, a path with the home directory and variables in place.
+
+    Raises:
+        UsageError: The value stands for a secret that another program keeps.
+    """
+    is_file = field_name in _FILES
+    if is_file:
+        value = value.removeprefix("file://")
+    if value.startswith(_REFERENCES):
+        scheme = value.partition("://")[0]
+        text = (
+            f"{field_name} of context {name!r} is a reference with {scheme}://, which this command does not"
+        )
+        raise UsageError(f"{text} follow: give {'the path of a file' if is_file else 'the value itself'}")
+    return os.path.expandvars(os.path.expanduser(value)) if is_file else value

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import urlsplit
 
@@ -75,8 +76,9 @@ class CommandServers:
 
     @property
     def has_tls(self) -> bool:
-        """True if TLS is required by a URL or by the certificates of the context."""
-        return bool(self.context.ca or self.context.cert) or any(
+        """True if TLS is required by a URL, by the certificates of the context, or by its ``tls_first``."""
+        context = self.context
+        return bool(context.ca or context.cert or (context.tls_first and self.is_jetstream)) or any(
             url.startswith("tls://") for url in self.urls
         )
 
@@ -170,6 +172,7 @@ class CommandServers:
             "domain": context.jetstream_domain,
             "api_prefix": context.jetstream_api_prefix,
             "tls": self._tls(),
+            "tls_first": context.tls_first,
         }
         return Access(**{name: value for name, value in given.items() if value})
 
@@ -186,12 +189,26 @@ class CommandServers:
             raise UsageError(text) from exc
         return tls
 
+    def _check_credentials(self) -> None:
+        """Raise UsageError if the credentials file can't be read, or has no JWT or no seed."""
+        from liftenvelope.nats.logins import read_credentials
+
+        name = self.context.creds
+        if not name:
+            return
+        try:
+            text = Path(name).read_text("utf-8")
+        except (OSError, ValueError) as exc:
+            raise UsageError(f"a file of the login must be readable: {exc}") from None
+        read_credentials(text, name)
+
     async def _connect(self) -> NatsClient:
         import nats.errors
 
         from liftenvelope.nats.closing import close_connection
         from liftenvelope.nats.tls_only import new_client
 
+        self._check_credentials()
         seen: list[Exception] = []
 
         async def note(exc: Exception) -> None:
@@ -199,7 +216,7 @@ class CommandServers:
             del seen[:-_NOTED]
 
         options = self._options()
-        nc = new_client(self.urls, tls="tls" in options or self.context.tls_first)
+        nc = new_client(self.urls, tls="tls" in options)
         bad_seed = _seed_errors() if self.context.creds or self.context.nkey else ()
         try:
             async with asyncio.timeout(self.timeout):
@@ -217,7 +234,6 @@ class CommandServers:
         context = self.context
         given: dict[str, Any] = {
             "user": context.user,
-            "password": context.password,
             "token": context.token,
             "user_credentials": context.creds,
             "nkeys_seed": context.nkey,
@@ -225,7 +241,10 @@ class CommandServers:
             "tls": self._tls(),
             "tls_handshake_first": context.tls_first,
         }
+        # nats-py sends no user at all without a password, and a user may have none.
+        login = {"password": context.password} if context.user else {}
         return {
+            **login,
             "name": "liftenvelope",
             "connect_timeout": self.timeout,
             "reconnect_time_wait": _PAUSE,

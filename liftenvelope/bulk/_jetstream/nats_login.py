@@ -7,39 +7,18 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from liftenvelope._secrets import without_secrets
 from liftenvelope._version import __version__
 from liftenvelope.errors import MissingExtraError, UsageError
+from liftenvelope.nats.logins import read_credentials
 
 if TYPE_CHECKING:
     from liftenvelope.bulk.access import Access
 
-__all__ = ["connect_line", "read_credentials"]
-
-_BLOCK: Final = re.compile(r"-{3,}BEGIN ([A-Z ]+)-{3,}\s+(\S+)\s+-{3,}END \1-{3,}")
-_JWT, _SEED = "NATS USER JWT", "USER NKEY SEED"
-
-
-def read_credentials(text: str, name: str) -> tuple[str, str]:
-    """Return the JWT and the seed of a credentials file.
-
-    Args:
-        text: Content of the file.
-        name: Name of the file, for error messages.
-
-    Raises:
-        UsageError: The JWT or the seed is missing.
-    """
-    blocks = dict(_BLOCK.findall(text))
-    if _JWT not in blocks or _SEED not in blocks:
-        raise UsageError(
-            f"user_credentials must have blocks {_JWT!r} and {_SEED!r}, got {name!r} without them"
-        )
-    return blocks[_JWT], blocks[_SEED]
+__all__ = ["connect_line"]
 
 
 def connect_line(access: Access, info: Mapping[str, Any], *, tls: bool) -> bytes:

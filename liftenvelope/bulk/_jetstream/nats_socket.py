@@ -159,10 +159,13 @@ class NatsSocket:
     def _greet(self, target: Target, deadline: float) -> None:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        first = self._access.tls_first
+        if first:
+            self._wrap(deadline)
         while not self._greeted:
             self._next_other(deadline, "its greeting")
-        self.is_secure = target.secure or bool(self.info.get("tls_required"))
-        if self.is_secure:
+        self.is_secure = first or target.secure or bool(self.info.get("tls_required"))
+        if self.is_secure and not first:
             self._wrap(deadline)
         self.send(connect_line(self._access, self.info, tls=self.is_secure), deadline)
         while not self._pongs:

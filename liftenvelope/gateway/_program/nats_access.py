@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from liftenvelope._checks import about
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import MissingExtraError, UsageError
+from liftenvelope.nats.logins import read_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +42,7 @@ def check_login(connect: Mapping[str, Any]) -> None:
 
     Raises:
         MissingExtraError: The login needs the package ``nkeys``, which is not installed.
-        UsageError: A file can't be read, or does not hold the seed of an nkey.
+        UsageError: A file can't be read, or does not hold the seed of an nkey or the blocks of credentials.
     """
     for name in ("user_credentials", "nkeys_seed"):
         if (path := connect.get(name)) is None:
@@ -51,7 +52,12 @@ def check_login(connect: Mapping[str, Any]) -> None:
             import nkeys
         except ModuleNotFoundError as exc:
             raise MissingExtraError(f"{name} needs nkeys: run pip install nkeys", name="nkeys") from exc
-        if name == "nkeys_seed":
+        if name == "user_credentials":
+            try:
+                read_credentials(Path(path).read_text("utf-8", "replace"), without_secrets(path))
+            except UsageError as exc:
+                raise about(exc, name) from None
+        else:
             try:
                 nkeys.from_seed(bytearray(Path(path).read_bytes().strip())).wipe()
             except (nkeys.NkeysError, ValueError) as exc:

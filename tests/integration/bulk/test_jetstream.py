@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import os
 import re
-import secrets
 import socket
 import ssl
 import threading
@@ -17,7 +14,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import nkeys
 import pyarrow as pa
 import pytest
 import trustme
@@ -51,6 +47,7 @@ from tests.integration.bulk_streams import (
     wait_for,
     with_jetstream,
 )
+from tests.integration.credentials_files import new_nkey, write_credentials
 
 COUNT = 2_000
 
@@ -517,38 +514,8 @@ class TestLogin:
                 bulk.read(server.url, "x", access=Access(nkeys_seed=tmp_path / "missing"))
 
     def test_credentials_file(self, tmp_path: Path) -> None:
-        (operator_seed, operator), (account_seed, account), (user_seed, user) = (
-            new_nkey(kind) for kind in (b"O", b"A", b"U")
-        )
-        unlimited = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1, "conn": -1}
-        limits = {
-            **unlimited,
-            "subs": -1,
-            "data": -1,
-            "payload": -1,
-            "leaf": -1,
-            "imports": -1,
-            "exports": -1,
-        }
-        nats: dict[str, Any] = {"version": 2}
-        tokens = {
-            "operator": new_jwt(operator_seed, operator, {**nats, "type": "operator"}),
-            "account": new_jwt(operator_seed, account, {**nats, "type": "account", "limits": limits}),
-            "user": new_jwt(
-                account_seed, user, {**nats, "type": "user", "subs": -1, "data": -1, "payload": -1}
-            ),
-        }
         file = tmp_path / "user.creds"
-        file.write_text(
-            f"-----BEGIN NATS USER JWT-----\n{tokens['user']}\n------END NATS USER JWT------\n\n"
-            f"-----BEGIN USER NKEY SEED-----\n{user_seed}\n------END USER NKEY SEED------\n"
-        )
-        (tmp_path / "operator.jwt").write_text(tokens["operator"])
-        config = {
-            "operator": str(tmp_path / "operator.jwt"),
-            "resolver": "MEMORY",
-            "resolver_preload": {account: tokens["account"]},
-        }
+        config = write_credentials(tmp_path)
         with run_nats_server(config=config) as server:
             with pytest.raises(NoJetStreamError):  # it has none, but it lets us ask
                 bulk.read(server.url, "x", access=Access(user_credentials=file))
@@ -557,27 +524,6 @@ class TestLogin:
         file.write_text("nothing")
         with run_nats_server() as server, pytest.raises(UsageError, match="must have blocks"):
             bulk.read(server.url, "x", access=Access(user_credentials=file))
-
-
-def new_nkey(kind: bytes) -> tuple[str, str]:
-    """A seed and its public key."""
-    prefix = {b"U": nkeys.PREFIX_BYTE_USER, b"A": nkeys.PREFIX_BYTE_ACCOUNT, b"O": nkeys.PREFIX_BYTE_OPERATOR}
-    seed = nkeys.encode_seed(os.urandom(32), prefix[kind])
-    return seed.decode(), nkeys.from_seed(bytearray(seed)).public_key.decode()
-
-
-def new_jwt(issuer_seed: str, subject: str, claims: dict[str, Any]) -> str:
-    """A token that says something of a key (https://docs.nats.io, ADR-14)."""
-    issuer = nkeys.from_seed(bytearray(issuer_seed.encode()))
-
-    def part(content: bytes) -> str:
-        return base64.urlsafe_b64encode(content).decode().rstrip("=")
-
-    body = {"jti": secrets.token_hex(8), "iat": int(time.time()), "iss": issuer.public_key.decode()}
-    payload = json.dumps({**body, "sub": subject, "name": "test", "nats": claims}).encode()
-    head = part(json.dumps({"typ": "JWT", "alg": "ed25519-nkey"}).encode())
-    signed = f"{head}.{part(payload)}"
-    return f"{signed}.{part(issuer.sign(signed.encode()))}"
 
 
 @contextmanager

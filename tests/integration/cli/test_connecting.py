@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,13 @@ import nkeys
 import pytest
 from click.testing import Result
 
+from liftenvelope.nats.logins import read_credentials
 from liftenvelope.testing import run_gateway, run_liftbridge, run_nats_server
+from liftenvelope.testing._binaries import find_nats_server
+from liftenvelope.testing._ports import free_port, release_port
 from tests.integration.certificates import Certificates
 from tests.integration.cli.commands import error_of, run
+from tests.integration.credentials_files import write_credentials
 from tests.unit.hostile_nats import FakeNats
 
 PASSWORD = "correct-horse-battery"
@@ -89,6 +95,80 @@ def test_nkey(within: Within, tmp_path: Path) -> None:
         assert (done.exit_code, "a file of the login must be readable" in done.stderr) == (2, True)
         done = within({**login, "nkey": seed}, "stream", "ls")
         assert seed not in done.output
+
+
+def test_credentials_file(within: Within, tmp_path: Path) -> None:
+    file = tmp_path / "user.creds"
+    with run_nats_server(config=write_credentials(tmp_path)) as server:
+        for login in ({"creds": str(file)}, {"creds": f"file://{file}"}):
+            done = within({"url": server.url, **login}, "stream", "ls")
+            assert "JetStream is not enabled" in done.stderr  # the login was accepted
+        assert re.search(
+            "refused the login|refuses a login", within({"url": server.url}, "stream", "ls").stderr
+        )
+        whole = file.read_text()
+        jwt, seed = read_credentials(whole, "x")
+        for broken in (seed, jwt, whole.replace("BEGIN NATS", "BEGIN"), whole.replace("BEGIN USER", "BEGIN")):
+            file.write_text(broken)
+            for words in (("stream", "ls"), ("read", "x")):
+                done = within({"url": server.url, "creds": str(file)}, *words)
+                assert done.exit_code == 2
+                assert "must have blocks 'NATS USER JWT' and 'USER NKEY SEED'" in done.stderr
+                assert jwt not in done.output
+                assert seed not in done.output
+
+
+def test_user_without_a_password(within: Within) -> None:
+    users = {"authorization": {"users": [{"user": "app", "password": ""}, {"user": "b", "password": "b"}]}}
+    with run_nats_server(jetstream=True, config=users) as server:
+        done = within({"url": server.url, "user": "app"}, "stream", "ls")
+        assert done.exit_code == 0, done.output
+
+
+@contextmanager
+def tls_first_server(folder: Path) -> Iterator[str]:
+    """A server that says nothing before TLS. :func:`run_nats_server` would wait for its plain greeting."""
+    Certificates(folder)
+    port = free_port()
+    tls = {
+        "cert_file": str(folder / "cert.pem"),
+        "key_file": str(folder / "key.pem"),
+        "handshake_first": True,
+    }
+    config = {
+        "host": "127.0.0.1",
+        "port": port,
+        "tls": tls,
+        "jetstream": {"store_dir": str(folder / "store")},
+    }
+    (folder / "server.conf").write_text(json.dumps(config))
+    with subprocess.Popen(
+        [find_nats_server(), "-c", str(folder / "server.conf")], stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            while "Server is ready" not in (line := process.stderr.readline()):
+                assert line, "the server did not start"
+            yield f"nats://127.0.0.1:{port}"
+        finally:
+            process.kill()
+            release_port(port)
+
+
+def test_tls_first(within: Within, tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text('{"value": "one", "subject": "orders"}\n')
+    with tls_first_server(tmp_path) as url:
+        login = {"url": url, "ca": str(tmp_path / "ca.pem"), "tls_first": True}
+        assert within(login, "stream", "create", "orders").exit_code == 0
+        done = within(login, "write", "orders", "--from", str(tmp_path / "rows"))
+        assert done.exit_code == 0, done.output
+        done = within(login, "read", "orders")
+        assert json.loads(done.stdout)["value"] == "one"
+        untrusted = within({"url": url, "tls_first": True}, "stream", "ls")
+        assert untrusted.exit_code == 1
+        assert "certificate" in untrusted.stderr.lower()
+        for words in (("stream", "ls", "--timeout", "1"), ("read", "orders")):
+            assert within({**login, "tls_first": False}, *words).exit_code == 1
 
 
 def test_tls_of_nats(within: Within, tmp_path: Path) -> None:

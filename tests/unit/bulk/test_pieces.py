@@ -17,12 +17,12 @@ from liftenvelope import bulk
 from liftenvelope._checks import as_local_path
 from liftenvelope.bulk import Access
 from liftenvelope.bulk._engine.crew import Crew, Outlet, Piece
-from liftenvelope.bulk._jetstream.nats_login import read_credentials
 from liftenvelope.bulk._jetstream.pulls import PullsInFlight
 from liftenvelope.bulk.access import ServerKind, find_target
 from liftenvelope.bulk.files import from_lines, open_parquet, to_lines
 from liftenvelope.bulk.ranges import Range, split_ranges
 from liftenvelope.errors import InternalError, TransportError, UsageError
+from liftenvelope.nats.logins import read_credentials
 from liftenvelope.rpc.address import Address
 
 

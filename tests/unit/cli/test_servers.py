@@ -121,6 +121,21 @@ def test_paths_of_a_context_are_expanded(save: Save, monkeypatch: pytest.MonkeyP
     context = read_context("a")
     assert (context.creds, context.ca) == ("/home/me/a.creds", "/keys/ca.pem")
     assert context.tls_first
+    save("b", {"nkey": "file:///keys/seed"})
+    assert read_context("b").nkey == "/keys/seed"
+
+
+def test_context_as_the_nats_command_writes_it(save: Save) -> None:
+    """A saved context has every field, those without a value as well."""
+    unset = (
+        "socks_proxy", "token", "creds", "nkey", "cert", "key", "ca", "nsc", "jetstream_domain",
+        "jetstream_api_prefix", "jetstream_event_prefix", "inbox_prefix", "user_jwt", "user_seed",
+        "windows_cert_store", "windows_cert_match_by", "windows_cert_match",
+    )  # fmt: skip
+    given = {"description": "Tea", "color_scheme": "red", "url": "nats://a", "user": "u", "password": "p"}
+    missing = {"tls_first": False, "windows_ca_certs_match": None}
+    save("a", {**dict.fromkeys(unset, ""), **missing, **given})
+    assert read_context("a") == NatsContext(name="a", url="nats://a", user="u", password="p")
 
 
 @pytest.mark.parametrize(
@@ -132,6 +147,16 @@ def test_paths_of_a_context_are_expanded(save: Save, monkeypatch: pytest.MonkeyP
         ({"url": 5}, "url of context 'a' must be a text, got int"),
         ({"nsc": "nsc://secret"}, "context 'a' has nsc, which this command does not support"),
         ({"user_jwt": "secret"}, "context 'a' has user_jwt"),
+        ({"user_seed": "secret"}, "context 'a' has user_seed"),
+        ({"socks_proxy": "secret"}, "context 'a' has socks_proxy"),
+        ({"windows_cert_store": "secret"}, "context 'a' has windows_cert_store"),
+        ({"windows_cert_match_by": "secret"}, "context 'a' has windows_cert_match_by"),
+        ({"windows_cert_match": "secret"}, "context 'a' has windows_cert_match"),
+        ({"windows_ca_certs_match": ["secret"]}, "context 'a' has windows_ca_certs_match"),
+        ({"user": "secret", "token": "secret"}, "context 'a' must have one login, got user and token"),
+        ({"creds": "op://secret"}, "creds of context 'a' is a reference with op://"),
+        ({"user": "u", "password": "env://secret"}, "password of context 'a' is a reference with env://"),
+        ({"tls_first": "secret"}, "tls_first of context 'a' must be true or false, got str"),
         ({"cert": "secret"}, "cert and key of context 'a' go together"),
     ],
 )
@@ -187,8 +212,16 @@ def test_contexts_are_completed_in_the_shell(save: Save) -> None:
         ),
         ("stream resume x --url nats://a", "stream resume needs Liftbridge"),
         ("stream readonly x --url nats://a", "stream readonly needs Liftbridge"),
-        ("stream watch --url nats://a", "stream watch needs Liftbridge"),
+        ("stream watch --start 1h --url nats://a", "--start must be left out for JetStream"),
+        ("stream watch --no-follow --url nats://a", "--no-follow must be left out for JetStream"),
+        ("stream watch --api --url liftbridge://a", "--api needs JetStream"),
         ("stream purge x -y --url liftbridge://a", "stream purge needs JetStream"),
+        ("stream get x 1 --url liftbridge://a", "stream get needs JetStream"),
+        ("stream get x --url nats://a", "one of SEQUENCE and --last-for must be given"),
+        ("stream get x 1 --last-for y --url nats://a", "one of SEQUENCE and --last-for must be given"),
+        ("stream get x 1 --raw --json --url nats://a", "--raw and --json exclude each other"),
+        ("stream rm-message x 1 --url nats://a", "without a terminal, a command that deletes needs --yes"),
+        ("stream subjects x --url liftbridge://a", "stream subjects needs JetStream"),
         ("stream edit x --url liftbridge://a", "stream edit needs JetStream, because Liftbridge's API"),
         ("stream ls --subject x --url liftbridge://a", "--subject needs JetStream"),
         ("stream create x --partitions 2 --url nats://a", "--partitions must be left out, because JetStream"),
