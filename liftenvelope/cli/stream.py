@@ -15,6 +15,7 @@ from liftenvelope.cli._findings import counted
 from liftenvelope.cli._liftbridge_checks import is_gateway
 from liftenvelope.cli._places import StartType
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
+from liftenvelope.cli._stream_messages import delete_message, get_message, list_subjects
 from liftenvelope.cli._stream_settings import (
     edit_options,
     jetstream_config,
@@ -49,6 +50,10 @@ _AT_ONCE: Final = 16
 @click.group()
 def stream() -> None:
     """List, create, change and delete streams."""
+
+
+for _command in (get_message, delete_message, list_subjects):
+    stream.add_command(_command)
 
 
 @stream.command("ls")
@@ -396,46 +401,37 @@ async def delete_stream(servers: CommandServers, name: str, yes: bool, as_json: 
 
 
 @stream.command("watch")
+@click.argument("names", metavar="[STREAM]...", nargs=-1)
 @click.option(
     "--start",
     type=StartType("earliest", "latest", "new"),
     default="new",
     show_default=True,
-    help="First event: new, earliest, latest, an offset, a time, or an age such as 1h.",
+    help="Liftbridge: first event: new, earliest, latest, an offset, a time, or an age such as 1h.",
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Number of events after which to end.")
-@click.option("--no-follow", is_flag=True, help="End after the newest event.")
+@click.option("--no-follow", is_flag=True, help="Liftbridge: end after the newest event.")
+@click.option("--api", is_flag=True, help="JetStream: also each request to JetStream's API.")
 @json_option
 @on_servers
 async def watch_streams(
-    servers: CommandServers, start: Any, limit: int | None, no_follow: bool, as_json: bool
+    servers: CommandServers,
+    names: tuple[str, ...],
+    start: Any,
+    limit: int | None,
+    no_follow: bool,
+    api: bool,
+    as_json: bool,
 ) -> None:
-    """Show creations, deletions, pauses and group changes as they happen (Liftbridge)."""
-    servers.need("liftbridge", "stream watch")
-    if isinstance(start, int) and start < 0:
-        raise UsageError(f"--start must be an offset, a time or a word for events, got {start}")
-    count = 0
-    async with (
-        servers.liftbridge() as client,
-        client.activity(start=start, stop="latest" if no_follow else None) as events,
-    ):
-        async for event in events:
-            _print_event(event, as_json)
-            count += 1
-            if count == limit:
-                return
+    """Show events of streams, consumers and groups as they happen: of STREAM, or of all.
 
+    JetStream's events are its advisories, which servers do not keep. Liftbridge's are those of its activity
+    stream.
+    """
+    from liftenvelope.cli._stream_events import Watch, watch_jetstream, watch_liftbridge
 
-def _print_event(event: lift.ActivityEvent, as_json: bool) -> None:
-    kind, found = type(event).__name__, plain(event)
-    if as_json:
-        echo_json({"event": kind, **found})
-        return
-    details = {
-        name: value for name, value in found.items() if name not in ("id", "timestamp_ns", "offset", "value")
-    }
-    words = " ".join(f"{name}={_word(value)}" for name, value in details.items())
-    click.echo(shown(f"{shown_time(event.timestamp_ns)}  {kind}  {words}"))
+    watch = Watch(names=names, start=start, limit=limit, no_follow=no_follow, api=api, as_json=as_json)
+    await (watch_jetstream if servers.is_jetstream else watch_liftbridge)(servers, watch)
 
 
 def _word(value: object) -> str:

@@ -1,7 +1,8 @@
-"""JetStream advisories about consumers, as typed events.
+"""JetStream advisories, as typed events.
 
 Servers publish an advisory when a client is pinned or unpinned, when a consumer is created, deleted, paused
-or resumed, and when a message is given up. A reader needs permission to subscribe to ``$JS.EVENT.ADVISORY``.
+or resumed, when a message is given up, and when a stream is changed or loses its quorum. A reader needs
+permission to subscribe to ``$JS.EVENT.ADVISORY``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from liftenvelope._checks import as_count
-from liftenvelope.errors import ConnectionClosedError, UsageError
+from liftenvelope.errors import ConnectionClosedError, PermissionDeniedError, UsageError
 from liftenvelope.jetstream._records import read_moment
 from liftenvelope.jetstream.names import check_consumer_name, check_filter, check_stream_name
 from liftenvelope.jetstream.watch import watch_of
@@ -270,7 +271,7 @@ def _time_of(text: object) -> datetime | None:
 
 
 class Advisories:
-    """Iterates over advisories about consumers, starting when the ``async with`` is entered.
+    """Iterates over advisories, about consumers or all, starting when the ``async with`` is entered.
 
     Servers have no backpressure for advisories. Up to ``max_waiting`` unread advisories are buffered. Beyond
     that the oldest ones are dropped, and the next one read is a :class:`LostAdvisories` with their number.
@@ -282,6 +283,8 @@ class Advisories:
         consumer: Consumer of the stream to report on. Default: all consumers.
         prefix: Subject prefix of the advisories. Default ``$JS.EVENT.ADVISORY``; accounts that import
             advisories may use another one.
+        consumers_only: True, the default, for advisories about consumers. False for all: also about streams,
+            snapshots, leaders and servers, and the audit of each API request.
         max_waiting: Maximum number of unread advisories. Default 10,000.
 
     Attributes:
@@ -290,6 +293,7 @@ class Advisories:
     Raises:
         UsageError: A name is invalid, a consumer is given without its stream, or ``max_waiting`` is less
             than 1.
+        PermissionDeniedError: On entering: the user may not subscribe to the advisories.
 
     Example::
 
@@ -306,6 +310,7 @@ class Advisories:
         stream: str | None = None,
         consumer: str | None = None,
         prefix: str = "$JS.EVENT.ADVISORY",
+        consumers_only: bool = True,
         max_waiting: int = _MAX_WAITING,
     ) -> None:
         if consumer is not None and stream is None:
@@ -316,7 +321,7 @@ class Advisories:
         self._nc = nc
         self._link = Link(nc)
         self._watch = watch_of(nc)
-        self._prefix = check_filter(prefix)
+        self._subject = f"{check_filter(prefix)}.{'CONSUMER.' if consumers_only else ''}>"
         self._subscription: Subscription | None = None
         self._waiting: deque[Advisory] = deque()
         self._lost = 0
@@ -329,11 +334,12 @@ class Advisories:
         if self._subscription is not None or self._ended:
             raise UsageError("Advisories can be entered once, and was entered before: make a new one")
         self._link.check_open()
-        self._subscription = await self._link.subscribe(f"{self._prefix}.CONSUMER.>", self._take)
+        self._subscription = await self._link.subscribe(self._subject, self._take)
         try:
             self._watch.add(self)
             if self._link.is_connected:
                 await self._link.barrier(_BARRIER)  # events from now on are received
+                self._check_allowed()
         except BaseException:
             await self.__aexit__()
             raise
@@ -343,6 +349,12 @@ class Advisories:
         self._end(None)
         if self._subscription is not None:
             await self._link.unsubscribe(self._subscription)
+
+    def _check_allowed(self) -> None:
+        """Raise PermissionDeniedError if the server refused the subscription: no advisory would ever come."""
+        refusal = self._link.refusal(self._subject)
+        if self._subject.lower() in refusal.lower():
+            raise PermissionDeniedError(0, f"can't subscribe to {self._subject}{refusal}")
 
     async def _take(self, msg: Msg) -> None:
         advisory = read_advisory(msg.data)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from liftenvelope.testing import GatewayCluster, LiftbridgeCluster
+from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, run_nats_server
 from tests.integration.cli.commands import error_of, json_of, lines_of, run, started, text_of
 
 
@@ -145,6 +145,78 @@ def test_watch_shows_what_was_done(lift_url: str, name: str) -> None:
     assert len(shown.splitlines()) == 1
 
 
+def test_get_and_delete_of_one_message_and_subjects(nats_url: str, stream: str) -> None:
+    at = ("--url", nats_url)
+    for subject, value in (("a", "one"), ("b", "two"), ("a", "three")):
+        text_of("publish", f"{stream}.{subject}", value, "--header", "unit=C", *at)
+    first = json_of("stream", "get", stream, "1", *at)
+    assert (first["sequence"], first["subject"], first["value"]) == (1, f"{stream}.a", "one")
+    assert first["headers"] == {"unit": "C"}
+    (read,) = lines_of("tail", stream, "--start", "1", "--limit", "1", *at)
+    assert read.keys() == first.keys()
+    assert read["timestamp"][:26] == first["timestamp"][:26]  # a stored message has microseconds
+    assert text_of("stream", "get", stream, "--last-for", f"{stream}.*", "--raw", *at) == "three\n"
+    assert "sequence 2  " in text_of("stream", "get", stream, "2", *at)
+    assert json_of("stream", "subjects", stream, *at) == {f"{stream}.a": 2, f"{stream}.b": 1}
+    assert json_of("stream", "subjects", stream, "--filter", f"{stream}.b", *at) == {f"{stream}.b": 1}
+    table = text_of("stream", "subjects", stream, *at).splitlines()
+    assert [line.split() for line in table] == [
+        ["subject", "messages"],
+        [f"{stream}.a", "2"],
+        [f"{stream}.b", "1"],
+    ]
+    deleted = json_of("stream", "rm-message", stream, "2", "--yes", *at)
+    assert deleted == {"stream": stream, "sequence": 2, "deleted": True}
+    assert "no message found" in error_of("stream", "get", stream, "2", *at)
+    assert json_of("stream", "subjects", stream, *at) == {f"{stream}.a": 2}
+
+
+def test_watch_shows_advisories_of_jetstream(nats_url: str, name: str) -> None:
+    at = ("--url", nats_url)
+    with started("stream", "watch", name, "--json", "--limit", "5", *at) as watching:
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        assert watching.stderr.readline() == b"Note: watching for events until Ctrl-C\n"
+        text_of("stream", "create", f"{name}-other", *at)
+        text_of("stream", "create", name, *at)
+        text_of("stream", "edit", name, "--description", "tea", *at)
+        text_of("consumer", "create", name, "worker", *at)
+        text_of("consumer", "rm", name, "worker", "--yes", *at)
+        text_of("stream", "rm", name, "--yes", *at)
+        events = [json.loads(line) for line in watching.stdout.read().splitlines()]
+        assert watching.wait(240) == 0
+    found = [(one["event"], one["stream"], one.get("consumer"), one["action"]) for one in events]
+    assert found == [
+        ("stream_action", name, None, "create"),
+        ("stream_action", name, None, "modify"),
+        ("consumer_action", name, "worker", "create"),
+        ("consumer_action", name, "worker", "delete"),
+        ("stream_action", name, None, "delete"),
+    ]
+
+
+def test_watch_shows_requests_of_the_api_as_lines(nats_url: str, name: str) -> None:
+    at = ("--url", nats_url)
+    with started("stream", "watch", name, "--api", "--limit", "1", *at) as watching:
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        watching.stderr.readline()
+        assert run("stream", "info", name, *at).exit_code == 1
+        text = watching.stdout.read().decode()
+        assert watching.wait(240) == 0
+    assert "  api_audit  " in text
+    assert f"subject=$JS.API.STREAM.INFO.{name}" in text
+    assert "client=" in text
+
+
+def test_watch_fails_if_the_user_may_not_subscribe_to_advisories() -> None:
+    user = {"user": "app", "password": "x", "permissions": {"subscribe": "_INBOX.>"}}
+    with run_nats_server(jetstream=True, config={"authorization": {"users": [user]}}) as server:
+        error = error_of("stream", "watch", "--url", f"nats://app:x@{server.address}")
+    assert "can't subscribe to $JS.EVENT.ADVISORY.>" in error
+    assert "permissions violation" in error
+
+
 def test_stream_with_many_subjects_is_shown_in_short(nats_url: str, name: str) -> None:
     subjects = [word for number in range(60) for word in ("--subject", f"{name}.{number}")]
     shown = text_of("stream", "create", name, *subjects, "--url", nats_url)
@@ -153,8 +225,6 @@ def test_stream_with_many_subjects_is_shown_in_short(nats_url: str, name: str) -
 
 
 def test_empty_list_of_streams() -> None:
-    from liftenvelope.testing import run_nats_server
-
     with run_nats_server(jetstream=True) as server:
         assert json_of("stream", "ls", "--url", server.url) == []
         assert text_of("stream", "ls", "--url", server.url).split()[0] == "stream"
