@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import StrEnum
 from typing import Protocol, TypeAlias
 
-from liftenvelope.errors import GroupError, LiftEnvelopeError
+from liftenvelope.errors import CallTimeoutError, GroupError, LiftEnvelopeError, TransportError
 from liftenvelope.monitor.groups import GroupDescription, GroupOverview, GroupPartition
 
-__all__ = ["Aim", "GroupAdmin", "Reset", "partial_reset"]
+__all__ = ["Aim", "GroupAdmin", "Reset", "ResetOutcome", "incomplete_reset"]
 
 #: New position of a group: ``earliest``, ``latest``, an offset, or a time.
 Aim: TypeAlias = str | int | datetime
+
+
+class ResetOutcome(StrEnum):
+    """Outcome of a reset in one partition."""
+
+    PLANNED = "planned"
+    RESET = "reset"
+    FAILED = "failed"
+    #: The request was sent and not answered: the group may go on at the old offset or at the new one.
+    UNKNOWN = "unknown"
+    NOT_TRIED = "not tried"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,37 +36,49 @@ class Reset:
         topic: Topic or stream.
         partition: Number of the partition.
         old: Offset that the group would have read next; None if nothing was committed.
-        new: Offset that it reads next now.
+        new: Offset that it reads next after the change.
+        outcome: Outcome of the change.
+        error: Reason of a failure or of an unknown outcome; None without one.
     """
 
     topic: str
     partition: int
     old: int | None
     new: int
+    outcome: ResetOutcome = ResetOutcome.PLANNED
+    error: str | None = None
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}]"
 
+    def failed(self, error: LiftEnvelopeError) -> Reset:
+        """Return the change with the outcome that an error stands for."""
+        # Lost connections and missing answers do not tell if the servers carried the request out.
+        is_unknown = isinstance(error, CallTimeoutError | TransportError)
+        outcome = ResetOutcome.UNKNOWN if is_unknown else ResetOutcome.FAILED
+        return replace(self, outcome=outcome, error=str(error))
 
-def partial_reset(
-    name: str,
-    changed: Sequence[Reset],
-    failed: Sequence[tuple[Reset, LiftEnvelopeError]],
-    skipped: Sequence[Reset] = (),
-) -> GroupError:
-    """Return the error of a reset that failed in some partitions. It names what was changed and what was not.
 
-    Args:
-        name: Name of the group.
-        changed: Changes that were made.
-        failed: Changes that failed, with the reasons.
-        skipped: Changes that were not tried.
-    """
-    done = ", ".join(f"{one} to {one.new}" for one in changed) or "none"
-    reasons = "; ".join(f"{one}: {error}" for one, error in failed)
-    text = f"group {name!r} was not reset in all partitions. Reset: {done}. Failed: {reasons}"
-    rest = f". Not tried: {', '.join(map(str, skipped))}" if skipped else ""
-    return GroupError(text + rest)
+def incomplete_reset(name: str, changes: Sequence[Reset]) -> GroupError | None:
+    """Return the error of a reset that was not made in all partitions, which it lists by outcome; or None."""
+    if all(one.outcome is ResetOutcome.RESET for one in changes):
+        return None
+    parts = []
+    for outcome in (ResetOutcome.RESET, ResetOutcome.FAILED, ResetOutcome.UNKNOWN, ResetOutcome.NOT_TRIED):
+        found = [one for one in changes if one.outcome is outcome]
+        if found or outcome is ResetOutcome.RESET:
+            parts.append(f"{outcome.capitalize()}: {_listed(found)}")
+    text = f"group {name!r} was not reset in all partitions. {'. '.join(parts)}"
+    if any(one.outcome is ResetOutcome.UNKNOWN for one in changes):
+        text = f"{text}. See group describe for the offsets in force, and reset the group again"
+    return GroupError(text)
+
+
+def _listed(changes: Sequence[Reset]) -> str:
+    if any(one.error for one in changes):
+        return "; ".join(f"{one}: {one.error}" for one in changes)
+    is_reset = bool(changes) and changes[0].outcome is ResetOutcome.RESET
+    return ", ".join(f"{one} to {one.new}" if is_reset else str(one) for one in changes) or "none"
 
 
 class GroupAdmin(Protocol):
@@ -73,7 +97,7 @@ class GroupAdmin(Protocol):
         ...
 
     async def reset(self, name: str, plan: Sequence[Reset]) -> list[Reset]:
-        """Make changes, and return them with the offsets that were set."""
+        """Make changes, and return each with its outcome and the offset that was set."""
         ...
 
     async def delete(self, name: str, topics: Sequence[str]) -> None:

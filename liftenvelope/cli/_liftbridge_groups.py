@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope.cli._groups import Aim, Reset, partial_reset
+from liftenvelope.cli._groups import Aim, Reset, ResetOutcome
 from liftenvelope.client import Client
 from liftenvelope.client.cursor_names import group_cursor
 from liftenvelope.errors import (
@@ -140,24 +141,28 @@ class LiftbridgeGroups:
         return end
 
     async def reset(self, name: str, plan: Sequence[Reset]) -> list[Reset]:
-        """Set the cursors of a group. Offset 0 deletes the cursor: no cursor can stand before offset 0.
+        """Set the cursors of a group, up to the first that fails. Return each change with its outcome.
+
+        Offset 0 deletes the cursor: no cursor can stand before offset 0.
 
         Raises:
-            GroupError: The group has members, which would overwrite the change; or a cursor was not set. In
-                the latter case the message names the partitions that were reset.
+            GroupError: The group has members, which would overwrite the change.
         """
         if await self._has_members(name):
             raise GroupError(f"group {name!r} has members, which would go on: stop them first")
-        for number, one in enumerate(plan):
+        done: list[Reset] = []
+        for one in plan:
             try:
                 await self._set(name, one)
             except LiftEnvelopeError as exc:
-                raise partial_reset(name, plan[:number], [(one, exc)], plan[number + 1 :]) from exc
+                rest = plan[len(done) + 1 :]
+                return [*done, one.failed(exc), *(replace(r, outcome=ResetOutcome.NOT_TRIED) for r in rest)]
+            done.append(replace(one, outcome=ResetOutcome.RESET))
         # The API can't keep members out. One that joined before its cursor was set goes on at the old offset.
         if await self._has_members(name):
             text = f"a member of group {name!r} joined during the reset, and may go on at the old offsets"
             raise GroupError(f"{text}: stop it, and reset the group again")
-        return list(plan)
+        return done
 
     async def _has_members(self, name: str) -> bool:
         return name in (await self._client.fetch_metadata(streams=[], groups=[name])).groups

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope.cli._groups import Aim, Reset, partial_reset
-from liftenvelope.errors import GroupError, LiftEnvelopeError, UsageError
+from liftenvelope.cli._groups import Aim, Reset, ResetOutcome
+from liftenvelope.errors import CallTimeoutError, GroupError, TransportError, UsageError
 from liftenvelope.group import GroupClient, JetStreamTopic, JetStreamTopicSource
 from liftenvelope.group.bounds import clamped
 from liftenvelope.jetstream import DeliverPolicy, JetStream
@@ -152,24 +152,17 @@ class NatsGroups:
         return first[0].metadata.stream_sequence - 1 if first else end
 
     async def reset(self, name: str, plan: Sequence[Reset]) -> list[Reset]:
-        """Make changes, and return them with the offsets that were set.
+        """Make changes by one request, and return each with its outcome and the offset that was set.
 
         Raises:
-            GroupError: The group was not reset in a partition; the message names the partitions that were.
+            GroupError: The coordinator refused the request as a whole, and nothing was changed.
         """
-        done = await self._client.rewind(name, {(one.topic, one.partition): one.new for one in plan})
+        try:
+            done = await self._client.rewind(name, {(one.topic, one.partition): one.new for one in plan})
+        except (CallTimeoutError, TransportError) as exc:
+            return [one.failed(exc) for one in plan]
         offsets = {(key.topic, key.partition): offset for key, offset in done.items()}
-        changed: list[Reset] = []
-        failed: list[tuple[Reset, LiftEnvelopeError]] = []
-        for one in plan:
-            offset = offsets.get((one.topic, one.partition), one.new)
-            if isinstance(offset, GroupError):
-                failed.append((one, offset))
-            else:
-                changed.append(replace(one, new=offset))
-        if failed:
-            raise partial_reset(name, changed, failed) from failed[0][1]
-        return changed
+        return [_finished(one, offsets.get((one.topic, one.partition), one.new)) for one in plan]
 
     async def delete(self, name: str, topics: Sequence[str]) -> None:
         """Delete a group without members, with its positions.
@@ -180,3 +173,9 @@ class NatsGroups:
         if topics:
             raise UsageError("--topic must be left out: a group over NATS is deleted as a whole")
         await self._client.delete_group(name)
+
+
+def _finished(change: Reset, found: int | GroupError) -> Reset:
+    if isinstance(found, GroupError):
+        return change.failed(found)
+    return replace(change, new=found, outcome=ResetOutcome.RESET)

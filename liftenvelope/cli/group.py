@@ -110,12 +110,18 @@ async def reset_group(
 
     Members of a group over NATS switch to them at once. A group of Liftbridge must have no members.
     """
+    from liftenvelope.cli._groups import incomplete_reset
+
     aim = _aim(**aims)
     async with _open(servers) as admin:
         found = await admin.describe(name, topics)
         plan = await admin.plan(_wanted(found, partitions), aim)
         done = plan if dry_run else await admin.reset(name, plan)
-    _print_resets(name, done, dry_run, as_json)
+    error = None if dry_run else incomplete_reset(name, done)
+    if as_json or error is None:
+        _print_resets(name, done, dry_run, as_json)
+    if error is not None:
+        raise error
 
 
 def _print_resets(name: str, done: list[Reset], dry_run: bool, as_json: bool) -> None:

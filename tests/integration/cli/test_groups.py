@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 import nats
 import pytest
 
 import liftenvelope
-from liftenvelope.cli._groups import Reset
+from liftenvelope.cli._groups import GroupAdmin, Reset, incomplete_reset
 from liftenvelope.cli._liftbridge_groups import LiftbridgeGroups
 from liftenvelope.cli._nats_groups import NatsGroups
-from liftenvelope.cli._servers import find_servers
+from liftenvelope.cli._servers import CommandServers, find_servers
 from liftenvelope.errors import GroupError
 from liftenvelope.group import Coordinator, GroupClient, GroupConsumer, JetStreamTopic
 from liftenvelope.testing import (
+    FaultProxy,
     GatewayCluster,
     LiftbridgeCluster,
     NatsServer,
     run_liftbridge,
     run_nats_server,
 )
-from tests.integration.cli.commands import error_of, json_of, text_of
+from tests.integration.cli.commands import error_of, json_of, run, text_of
 
 OFFSETS = ("--to-earliest", "--to-latest", "--to-offset", "--to-datetime")
 
@@ -148,7 +151,9 @@ def test_reset_of_a_group_over_nats(
     plan = json_of(*reset, "--dry-run", *at)
     assert [one["new"] for one in plan["partitions"]] == offsets
     assert [one["committed"] for one in json_of("group", "describe", group, *at)["partitions"]] == [3, 4]
-    assert json_of(*reset, *at)["partitions"] == plan["partitions"]
+    assert {one["outcome"] for one in plan["partitions"]} == {"planned"}
+    done = [{**one, "outcome": "reset"} for one in plan["partitions"]]
+    assert json_of(*reset, *at)["partitions"] == done
     assert [one["committed"] for one in json_of("group", "describe", group, *at)["partitions"]] == offsets
 
 
@@ -165,9 +170,7 @@ def test_partial_reset_over_nats_names_what_was_reset(at: tuple[str, str], name:
             found = await admin.describe(name, ())
             plan = await admin.plan(found.partitions, "latest")
             await asyncio.to_thread(text_of, "stream", "rm", streams[1], "--yes", *at)
-            with pytest.raises(GroupError) as caught:
-                await admin.reset(name, plan)
-        text = str(caught.value)
+            text = str(incomplete_reset(name, await admin.reset(name, plan)))
         assert f"group {name!r} was not reset in all partitions. Reset: {streams[0]}[0] to 1. Failed:" in text
         assert f"Failed: {streams[1]}[0]: " in text
 
@@ -290,14 +293,49 @@ def test_partial_reset_of_liftbridge_names_what_was_reset(name: str) -> None:
         async with LiftbridgeGroups.open(find_servers(url, None, 10)) as admin:
             found = await admin.describe(name, [name])
             plan = await admin.plan(found.partitions, "latest")
-            with pytest.raises(GroupError) as caught:
-                await admin.reset(name, KillsServer(plan, cluster))
-        return str(caught.value)
+            done = await admin.reset(name, KillsServer(plan, cluster))
+        assert [one.outcome for one in done] == ["reset", "unknown", "not tried"]
+        return str(incomplete_reset(name, done))
 
     with run_liftbridge() as cluster:
         text = asyncio.run(work(cluster))
-    assert f"Reset: {name}[0] to 0. Failed: {name}[1]: " in text
-    assert text.endswith(f". Not tried: {name}[2]")
+    assert f"Reset: {name}[0] to 0. Unknown: {name}[1]: " in text
+    assert f". Not tried: {name}[2]. See group describe" in text
+
+
+class _Stalled:
+    """Administration of a group whose coordinator is stalled behind a proxy once the plan is made."""
+
+    def __init__(self, admin: GroupAdmin, proxy: FaultProxy) -> None:
+        self._admin = admin
+        self._proxy = proxy
+        self.list_groups, self.describe = admin.list_groups, admin.describe
+        self.plan, self.delete = admin.plan, admin.delete
+
+    async def reset(self, name: str, plan: Sequence[Reset]) -> list[Reset]:
+        self._proxy.stall()
+        return await self._admin.reset(name, plan)
+
+
+def test_reset_without_an_answer_is_unknown(
+    at: tuple[str, str], group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = importlib.import_module("liftenvelope.cli.group")
+    opened = command._open
+
+    @asynccontextmanager
+    async def stalled(servers: CommandServers) -> AsyncIterator[GroupAdmin]:
+        async with opened(servers) as admin:
+            yield _Stalled(admin, proxy)
+
+    monkeypatch.setattr(command, "_open", stalled)
+    with FaultProxy(at[1]) as proxy:
+        url = f"nats://{proxy.address}"
+        done = run("group", "reset", group, "--to-latest", "--timeout", "10", "--json", "--url", url)
+    assert done.exit_code == 1, done.output
+    assert f"group {group!r} was not reset in all partitions. Reset: none. Unknown: " in done.stderr
+    found = json.loads(done.stdout)["partitions"]
+    assert [(one["outcome"], bool(one["error"])) for one in found] == [("unknown", True)] * 2
 
 
 def test_member_that_joins_before_a_reset_of_liftbridge_refuses_it(lift: tuple[str, str], name: str) -> None:
