@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from liftenvelope.gateway import Gateway
     from liftenvelope.gateway.http_endpoint import Pages
     from liftenvelope.gateway.serving import Serving
+
+_LOG: Final = logging.getLogger("liftenvelope.gateway")
 
 
 def _read_config(context: click.Context, _: click.Parameter, path: str | None) -> ConfigFile | None:
@@ -157,4 +160,4 @@ def _say(serving: Serving, addresses: list[str], url: str) -> None:
 
 def _say_http(monitor: ServeMonitor | None, address: str) -> None:
     more = f", and the monitor on http://{address}{MONITOR_PATH}/" if monitor is not None else ""
-    click.echo(f"serving health and metrics on http://{address}{more}")
+    _LOG.info("serving health and metrics on http://%s%s", address, more)

@@ -103,10 +103,10 @@ async def program(folder: Path, *arguments: str, **variables: str) -> AsyncItera
         )
     assert process.stdout is not None
     try:
-        assert await process.stdout.readline() == f"serving health and metrics on http://{http}\n".encode()
         line = (await process.stdout.readline()).decode()
         match = LINE.fullmatch(line)
         assert match is not None, line + log.read_text()
+        assert f"serving health and metrics on http://{http}\n" in log.read_text()
         yield Program(process, log, http, match)
     finally:
         with suppress(ProcessLookupError):
