@@ -6,6 +6,7 @@ this way. On the command line, use ``liftenvelope serve``.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import sys
@@ -18,9 +19,16 @@ from liftenvelope.gateway.serving import Serving, serve
 
 def main() -> int:
     """Serve until stopped; return the exit status."""
-    serving = Serving.from_json(json.loads(Path(sys.argv[1]).read_text("utf-8")))
+    text = "Serve a gateway for liftenvelope.testing. To run one yourself: liftenvelope serve"
+    parser = argparse.ArgumentParser("python -m liftenvelope.gateway", description=text)
+    parser.add_argument("file", metavar="FILE", type=Path, help="JSON file with the arguments of Serving")
+    file: Path = parser.parse_args().file
     try:
-        asyncio.run(serve(serving, _say))
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as exc:
+        parser.error(f"FILE must be a JSON file that can be read, got {exc}")
+    try:
+        asyncio.run(serve(Serving.from_json(found), _say))
     except LiftEnvelopeError as exc:
         print(exc, file=sys.stderr)
         return 1
