@@ -87,6 +87,7 @@ class LiftEnvelopeError(Exception):
     retriable: ClassVar[bool] = False
     #: ``PublishSummary`` on the error that ends a ``publish_many``; otherwise None.
     summary: Outcomes[LiftEnvelopeError] | None = None
+    sent: bool = False  #: True if the message of a failed publish may be stored: its outcome is unknown.
 
 
 class UsageError(LiftEnvelopeError, ValueError):

@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final
 
 import click
 
 from liftenvelope.cli._lines import ByteSource, LineSplitter, read_chunk
-from liftenvelope.cli._outgoing import Outgoing, ack_facts, pub_ack_facts
+from liftenvelope.cli._outgoing import Outgoing, facts_of
+from liftenvelope.cli._senders import Send, open_sender
 from liftenvelope.cli._servers import CommandServers
 from liftenvelope.cli._terminal import echo_json, shown
-from liftenvelope.errors import (
-    AckTimeoutError,
-    LiftEnvelopeError,
-    PermissionDeniedError,
-    TransportError,
-    UsageError,
-)
-
-if TYPE_CHECKING:
-    from liftenvelope.envelope import Ack
-    from liftenvelope.jetstream import PubAck
+from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 __all__ = ["LineOptions", "publish_lines"]
 
-#: Publishes a value with a key, and returns the future of the ack. Lines are stored in the order of calls.
-_SendLine: TypeAlias = Callable[[bytes, "bytes | None"], Awaitable["asyncio.Future[Any]"]]
 _KINDS: Final = ("acked", "refused", "unknown")
 
 
@@ -70,15 +57,16 @@ async def publish_lines(
     Raises:
         LiftEnvelopeError: A line was not acked; the message counts the lines by outcome.
     """
-    has_keys = options.key_delimiter is not None
-    async with _line_sender(servers, message, options.in_flight, has_keys) as send:
+    if options.key_delimiter is not None and servers.is_jetstream and not message.envelope:
+        raise UsageError("--key-delimiter must be left out for JetStream, unless with --envelope")
+    async with open_sender(servers, message, in_flight=options.in_flight) as send:
         await _LineRun(send, message.key, options).run(source)
 
 
 class _LineRun:
     """Lines in flight and the outcomes so far. Outcomes are reported in the order of the lines."""
 
-    def __init__(self, send: _SendLine, key: bytes | None, options: LineOptions) -> None:
+    def __init__(self, send: Send, key: bytes | None, options: LineOptions) -> None:
         self._send = send
         self._key = key
         self._options = options
@@ -157,12 +145,12 @@ class _LineRun:
             error = future.exception()
             if error is None:
                 # A record is made for --json alone: there may be millions of lines.
-                self._report(number, "acked", **(_facts(future.result()) if self._options.as_json else {}))
+                self._report(number, "acked", **(facts_of(future.result()) if self._options.as_json else {}))
                 continue
             if not isinstance(error, LiftEnvelopeError):
                 raise error
             self._failed = True
-            self._report(number, "unknown" if _may_be_stored(error) else "refused", error=str(error))
+            self._report(number, "unknown" if error.sent else "refused", error=str(error))
 
     def _report(self, number: int, outcome: str, **facts: Any) -> None:
         self._counts[outcome] += 1
@@ -175,80 +163,3 @@ class _LineRun:
     def _summary(self) -> str:
         counts = ", ".join(f"{self._counts[kind]:,} {kind}" for kind in _KINDS)
         return f"Lines: {counts}. Line {self._next:,} and those after it were not published"
-
-
-def _may_be_stored(error: LiftEnvelopeError) -> bool:
-    """Return True if the message of a failed publish may be stored all the same."""
-    return isinstance(error, AckTimeoutError | TransportError | PermissionDeniedError) and error.sent
-
-
-def _facts(ack: PubAck | Ack) -> dict[str, Any]:
-    from liftenvelope.envelope import Ack
-
-    return ack_facts(ack) if isinstance(ack, Ack) else pub_ack_facts(ack)
-
-
-@asynccontextmanager
-async def _line_sender(
-    servers: CommandServers, message: Outgoing, in_flight: int, has_keys: bool
-) -> AsyncIterator[_SendLine]:
-    if message.envelope:
-        servers.need("nats", "--envelope")
-        async with _envelope_sender(servers, message, in_flight) as send:
-            yield send
-    elif servers.is_jetstream:
-        async with _jetstream_sender(servers, message, in_flight, has_keys) as send:
-            yield send
-    else:
-        async with _liftbridge_sender(servers, message, in_flight) as send:
-            yield send
-
-
-@asynccontextmanager
-async def _jetstream_sender(
-    servers: CommandServers, message: Outgoing, in_flight: int, has_keys: bool
-) -> AsyncIterator[_SendLine]:
-    message.check_for_jetstream()
-    if has_keys:
-        raise UsageError("--key-delimiter must be left out for JetStream, unless with --envelope")
-    options = message.jetstream_options
-    async with servers.jetstream(max_outstanding=in_flight) as js:
-
-        async def send(value: bytes, _: bytes | None) -> asyncio.Future[PubAck]:
-            return await js.publish_async(message.target, value, retry_attempts=0, **options)
-
-        yield send
-
-
-@asynccontextmanager
-async def _envelope_sender(
-    servers: CommandServers, message: Outgoing, in_flight: int
-) -> AsyncIterator[_SendLine]:
-    from liftenvelope.nats import AckInbox
-
-    message.check_for_envelopes()
-    options = message.envelope_options
-    async with (
-        servers.nats() as nc,
-        AckInbox(nc, timeout=servers.timeout, max_outstanding=in_flight) as inbox,
-    ):
-
-        async def send(value: bytes, key: bytes | None) -> asyncio.Future[Ack]:
-            await inbox.capacity()
-            return inbox.publish_nowait(message.target, value, **{**options, "key": key})
-
-        yield send
-
-
-@asynccontextmanager
-async def _liftbridge_sender(
-    servers: CommandServers, message: Outgoing, in_flight: int
-) -> AsyncIterator[_SendLine]:
-    message.check_for_liftbridge()
-    options = {**message.envelope_options, "partition": message.partition, "max_outstanding": in_flight}
-    async with servers.liftbridge() as client:
-
-        async def send(value: bytes, key: bytes | None) -> asyncio.Future[Ack | None]:
-            return await client.publish_async(message.target, value, **{**options, "key": key})
-
-        yield send

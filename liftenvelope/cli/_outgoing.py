@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from liftenvelope.envelope import Ack
     from liftenvelope.jetstream import PubAck
 
-__all__ = ["Outgoing", "ack_facts", "pub_ack_facts"]
+__all__ = ["Outgoing", "facts_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +93,20 @@ def _ttl(text: str | None) -> float | str | None:
         raise UsageError(f"--ttl must be a number of seconds or never, got {text!r}") from None
 
 
-def pub_ack_facts(ack: PubAck) -> dict[str, Any]:
+def facts_of(ack: Ack | PubAck) -> dict[str, Any]:
+    """Return an ack in JSON's form."""
+    from liftenvelope.envelope import Ack
+
+    return _ack_facts(ack) if isinstance(ack, Ack) else _pub_ack_facts(ack)
+
+
+def _pub_ack_facts(ack: PubAck) -> dict[str, Any]:
     """Return an ack of JetStream in JSON's form."""
     found = {"stream": ack.stream, "sequence": ack.sequence, "duplicate": ack.duplicate}
     return {**found, **({} if ack.domain is None else {"domain": ack.domain})}
 
 
-def ack_facts(ack: Ack) -> dict[str, Any]:
+def _ack_facts(ack: Ack) -> dict[str, Any]:
     """Return an ack of an envelope in JSON's form."""
     return {
         "stream": ack.stream,

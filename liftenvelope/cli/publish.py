@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final
 
 import click
 
 from liftenvelope.cli._line_publishing import LineOptions, publish_lines
 from liftenvelope.cli._lines import open_bytes
-from liftenvelope.cli._outgoing import Outgoing, ack_facts, pub_ack_facts
+from liftenvelope.cli._outgoing import Outgoing, facts_of
 from liftenvelope.cli._places import SizeType
+from liftenvelope.cli._senders import Send, open_sender
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._terminal import echo_json, shown
 from liftenvelope.errors import LiftEnvelopeError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
 
 __all__ = ["publish"]
 
@@ -29,8 +25,6 @@ _ONCE: Final = ("message_id", "expected_offset", "expected_sequence")
 _LINE_OPTIONS: Final = ("key_delimiter", "max_line_bytes", "in_flight")
 _LINE_BYTES: Final = 1024 * 1024
 _IN_FLIGHT: Final = 1_000
-#: Publishes a message and returns its ack in JSON's form; None if no ack was asked for.
-_Send: TypeAlias = "Callable[[], Awaitable[dict[str, Any] | None]]"
 
 
 @click.command()
@@ -125,8 +119,8 @@ async def publish(
     for name in _ONCE:
         if count > 1 and getattr(message, name) is not None:
             raise UsageError(f"--count must be 1 with --{name.replace('_', '-')}, got {count}")
-    async with _sender(servers, message) as send:
-        acks = await _publish(send, count, as_json)
+    async with open_sender(servers, message) as send:
+        acks = await _publish(send, message, count, as_json)
     if not as_json:
         click.echo(shown(_summary(acks, count)))
 
@@ -164,20 +158,21 @@ def _line_options(
     )
 
 
-async def _publish(send: _Send, count: int, as_json: bool) -> list[dict[str, Any]]:
+async def _publish(send: Send, message: Outgoing, count: int, as_json: bool) -> list[dict[str, Any]]:
     """Publish copies one after the other, and return the first ack and the last one."""
     acks: list[dict[str, Any]] = []
     for number in range(count):
         try:
-            ack = await send()
+            ack = await (await send(message.value, message.key))
         except LiftEnvelopeError:
             if number:
                 click.echo(f"Note: {number:,} of {count:,} messages were published before", err=True)
             raise
         if ack is not None:
-            acks = [*acks[:1], ack]
+            facts = facts_of(ack)
+            acks = [*acks[:1], facts]
             if as_json:
-                echo_json(ack)
+                echo_json(facts)
     return acks
 
 
@@ -206,70 +201,6 @@ def _header(text: str) -> tuple[str, str]:
     if not name or not found:
         raise UsageError(f"--header must be NAME=VALUE, got {text!r}")
     return name, value
-
-
-@asynccontextmanager
-async def _sender(servers: CommandServers, message: Outgoing) -> AsyncIterator[_Send]:
-    if message.envelope:
-        servers.need("nats", "--envelope")
-        async with _envelope_sender(servers, message) as send:
-            yield send
-    elif servers.is_jetstream:
-        async with _jetstream_sender(servers, message) as send:
-            yield send
-    else:
-        async with _liftbridge_sender(servers, message) as send:
-            yield send
-
-
-@asynccontextmanager
-async def _jetstream_sender(servers: CommandServers, message: Outgoing) -> AsyncIterator[_Send]:
-    message.check_for_jetstream()
-    options = message.jetstream_options
-    async with servers.jetstream() as js:
-
-        async def send() -> dict[str, Any]:
-            return pub_ack_facts(await js.publish(message.target, message.value, **options))
-
-        yield send
-
-
-@asynccontextmanager
-async def _envelope_sender(servers: CommandServers, message: Outgoing) -> AsyncIterator[_Send]:
-    from liftenvelope.envelope import new_message
-    from liftenvelope.nats import AckInbox
-
-    message.check_for_envelopes()
-    async with servers.nats() as nc:
-        if message.ack_policy == "none":
-
-            async def send_only() -> None:
-                await nc.publish(message.target, new_message(message.value, **message.envelope_options))
-                await nc.flush()
-
-            yield send_only
-            return
-        async with AckInbox(nc, timeout=servers.timeout) as inbox:
-
-            async def send() -> dict[str, Any]:
-                ack = await inbox.publish(message.target, message.value, **message.envelope_options)
-                return ack_facts(ack)
-
-            yield send
-
-
-@asynccontextmanager
-async def _liftbridge_sender(servers: CommandServers, message: Outgoing) -> AsyncIterator[_Send]:
-    message.check_for_liftbridge()
-    async with servers.liftbridge() as client:
-
-        async def send() -> dict[str, Any] | None:
-            ack = await client.publish(
-                message.target, message.value, partition=message.partition, **message.envelope_options
-            )
-            return None if ack is None else ack_facts(ack)
-
-        yield send
 
 
 def _summary(acks: list[dict[str, Any]], count: int) -> str:

@@ -21,11 +21,9 @@ from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.bulk.outgoing import Written
 from liftenvelope.client.publish_checks import check_published_stream
 from liftenvelope.errors import (
-    AckTimeoutError,
     CallTimeoutError,
     LiftEnvelopeError,
     NotLeaderError,
-    PermissionDeniedError,
     TransportError,
     UsageError,
 )
@@ -321,8 +319,7 @@ class LiftbridgeWrite:
                 lane.settle()
         acked = self._acked + sum(lane.acks.acked for lane in lanes)
         refusals = sorted((one for lane in lanes for one in lane.refusals), key=itemgetter(0))
-        uncertain = AckTimeoutError | PermissionDeniedError
-        late = sum(isinstance(why, uncertain) and why.sent for _, why in refusals)
+        late = sum(why.sent for _, why in refusals)
         unknown = sum(lane.acks.pending for lane in lanes) + late
         parts = [f"{self._stream}: {acked} rows are stored"]
         if unknown:
