@@ -1,4 +1,4 @@
-"""Commands about single messages and subjects: ``liftenvelope stream get``, ``rm-message``, ``subjects``."""
+"""Commands about single messages and subjects: ``liftenvelope stream get``, ``rmm``, ``subjects``."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _received(message: StoredMessage) -> Received:
     )
 
 
-@click.command("rm-message")
+@click.command("rmm")
 @_STREAM
 @click.argument("sequence", type=click.IntRange(min=1))
 @click.option("--erase", is_flag=True, help="Overwrite the message with random data as well.")
@@ -74,7 +74,7 @@ async def delete_message(
     servers: CommandServers, name: str, sequence: int, erase: bool, yes: bool, as_json: bool
 ) -> None:
     """Delete the message with SEQUENCE from STREAM (JetStream)."""
-    servers.need("nats", "stream rm-message")
+    servers.need("nats", "stream rmm")
     confirm(f"Delete message {sequence} of stream {name!r}", yes=yes)
     async with servers.jetstream() as js:
         await (await js.stream(name)).delete_message(sequence, secure=erase)

@@ -165,7 +165,7 @@ def test_get_and_delete_of_one_message_and_subjects(nats_url: str, stream: str) 
         [f"{stream}.a", "2"],
         [f"{stream}.b", "1"],
     ]
-    deleted = json_of("stream", "rm-message", stream, "2", "--yes", *at)
+    deleted = json_of("stream", "rmm", stream, "2", "--yes", *at)
     assert deleted == {"stream": stream, "sequence": 2, "deleted": True}
     assert "no message found" in error_of("stream", "get", stream, "2", *at)
     assert json_of("stream", "subjects", stream, *at) == {f"{stream}.a": 2}

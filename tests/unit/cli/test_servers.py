@@ -220,7 +220,7 @@ def test_contexts_are_completed_in_the_shell(save: Save) -> None:
         ("stream get x --url nats://a", "one of SEQUENCE and --last-for must be given"),
         ("stream get x 1 --last-for y --url nats://a", "one of SEQUENCE and --last-for must be given"),
         ("stream get x 1 --raw --json --url nats://a", "--raw and --json exclude each other"),
-        ("stream rm-message x 1 --url nats://a", "without a terminal, a command that deletes needs --yes"),
+        ("stream rmm x 1 --url nats://a", "without a terminal, a command that deletes needs --yes"),
         ("stream subjects x --url liftbridge://a", "stream subjects needs JetStream"),
         ("stream edit x --url liftbridge://a", "stream edit needs JetStream, because Liftbridge's API"),
         ("stream ls --subject x --url liftbridge://a", "--subject needs JetStream"),
