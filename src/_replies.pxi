@@ -1,4 +1,4 @@
-# Numbers in the reply subjects of a consumer's messages; a part of _fastframes.pyx.
+# Numbers in the reply subjects of a consumer's messages, and their payloads; a part of _fastframes.pyx.
 
 cdef enum:
     V1_DOTS = 8     # $JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<cseq>.<ns>.<pending>
@@ -6,6 +6,7 @@ cdef enum:
     LONGEST_NUMBER = 19  # as many digits fit in 64 bits without a sign
 
 cdef uint64_t LARGEST = 0x7FFFFFFFFFFFFFFF
+cdef Py_ssize_t LARGEST_COLUMN = 0x7FFFFFFF  # ends of an Arrow binary column have 32 bits
 
 
 cdef struct Numbers:
@@ -74,3 +75,43 @@ def stored_times(list messages not None, read not None):
             numbers.stored_at = read((<Delivered>held[i]).reply)
         memcpy(p + i * 8, &numbers.stored_at, 8)
     return times
+
+
+def joined(list messages not None):
+    """Return (ends, values, subject, has_headers): payloads as the buffers of an Arrow column, and what all share."""
+    cdef tuple held = tuple(messages)  # the truth of headers may be code that changes the list
+    cdef Py_ssize_t i, size = 0, n = len(held)
+    cdef bytes ends = PyBytes_FromStringAndSize(NULL, (n + 1) * 4)
+    cdef uint32_t end = 0
+    cdef Delivered one
+    cdef object subject = None
+    cdef bint has_headers = False, is_shared = n > 0
+    memcpy(PyBytes_AS_STRING(ends), &end, 4)
+    for i in range(n):
+        one = <Delivered?>held[i]
+        size += PyBytes_GET_SIZE(data_of(one))
+        if size <= LARGEST_COLUMN:
+            end = <uint32_t>size
+            memcpy(PyBytes_AS_STRING(ends) + (i + 1) * 4, &end, 4)
+        has_headers = has_headers or bool(one._headers)
+        if i == 0:
+            subject = one.subject
+        is_shared = is_shared and (one.subject is subject or one.subject == subject)
+    if size > LARGEST_COLUMN:
+        raise UsageError(f"the values of a batch must have at most {LARGEST_COLUMN} bytes, got {size}: take fewer rows")
+    return ends, joined_values(held, size), subject if is_shared else None, has_headers
+
+
+cdef bytes data_of(Delivered one):
+    if one.data is None:  # made by __new__ alone
+        raise AttributeError("data")
+    return one.data
+
+
+cdef bytes joined_values(tuple messages, Py_ssize_t size):
+    cdef bytes data, values = PyBytes_FromStringAndSize(NULL, size)
+    cdef char* p = PyBytes_AS_STRING(values)
+    for message in messages:
+        data = (<Delivered>message).data
+        p = put(p, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+    return values

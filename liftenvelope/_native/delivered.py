@@ -6,13 +6,18 @@ import re
 import struct
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
+from itertools import accumulate
 from typing import Any, Final, Generic, Self, TypeVar, final
 
-__all__ = ["Delivered", "MessageQueue", "in_order", "stored_times"]
+from liftenvelope.errors import UsageError
+
+__all__ = ["Delivered", "MessageQueue", "in_order", "joined", "stored_times"]
 
 _T = TypeVar("_T", bound="Delivered")
 
 _LARGEST: Final = 2**63 - 1
+#: Maximum bytes of an Arrow binary column, whose ends have 32 bits.
+_LARGEST_COLUMN: Final = 2**31 - 1
 #: Reply subject of a consumer's message, in either form (see ``jetstream/message.py``). The groups are the
 #: stream sequence, the sequence of the delivery, and the time.
 _REPLY: Final = re.compile(
@@ -194,3 +199,23 @@ def stored_times(messages: list[_T], read: Callable[[str], int]) -> bytes:
     held = tuple(messages)  # read may change the list
     times = (read(one.reply) if (numbers := _numbers(one)) is None else numbers[2] for one in held)
     return struct.pack(f"={len(held)}q", *times)
+
+
+def joined(messages: list[_T]) -> tuple[bytes, bytes, str | None, bool]:
+    """Return the payloads as the buffers of an Arrow binary column, and the subject and headers they share.
+
+    Returns:
+        32-bit ends of the payloads behind a 0, the payloads, the subject if all messages have the same, and
+        true if a message has headers.
+
+    Raises:
+        UsageError: The payloads are larger than a column can be.
+    """
+    ends = list(accumulate((len(one.data) for one in messages), initial=0))
+    if ends[-1] > _LARGEST_COLUMN:
+        text = f"the values of a batch must have at most {_LARGEST_COLUMN} bytes, got {ends[-1]}"
+        raise UsageError(f"{text}: take fewer rows")
+    subjects = {one.subject for one in messages}
+    subject = subjects.pop() if len(subjects) == 1 else None
+    values = b"".join(one.data for one in messages)
+    return struct.pack(f"={len(ends)}i", *ends), values, subject, any(one._headers for one in messages)

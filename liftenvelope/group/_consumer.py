@@ -295,7 +295,7 @@ class GroupConsumer(GroupConsumerPartitions):
             Batches of at least one row, with the columns of ``liftenvelope.group._rows.SCHEMA``.
 
         Raises:
-            UsageError: An argument is malformed, or another task waits for messages.
+            UsageError: An argument is malformed, another task waits, or the values of a batch exceed 2 GiB.
             BadPayloadError: A message does not fit the payload. The rows of the messages before it were
                 yielded. The messages that were taken together count as processed only if more are asked for.
             MissingExtraError: pyarrow is not installed.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from liftenvelope._checks import require
+from liftenvelope._native import frames
 from liftenvelope.envelope import Message as LiftbridgeMessage
 from liftenvelope.group._topics import SourceMessage
 from liftenvelope.group.assignors import TopicPartition
@@ -53,15 +55,21 @@ def rows_of(taken: Sequence[tuple[TopicPartition, Sequence[SourceMessage]]]) -> 
     columns = [
         _repeated([(key.topic, len(part)) for key, part in taken], pa.string()),
         _repeated([(key.partition, len(part)) for key, part in taken], pa.int32()),
-        [one.offset for one in messages],
-        [one.data for one in messages],
-        *(_stored_columns(sources) if are_stored else zip(*map(_details, sources), strict=True)),
+        pa.py_buffer(array("q", [one.offset for one in messages])),
+        *(_stored_columns(sources) if are_stored else _columns(messages)),
     ]
     arrays = [
-        column if isinstance(column, pa.Array) else pa.array(column, field.type)
+        column if isinstance(column, pa.Array) else _filled(column, field.type, len(messages))
         for field, column in zip(SCHEMA, columns, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _filled(column: Any, kind: pa.DataType, n: int) -> pa.Array:
+    """Return an array of values, or of a buffer of fixed-size values."""
+    if isinstance(column, pa.Buffer):
+        return pa.Array.from_buffers(kind, n, [None, column])
+    return pa.array(column, kind)
 
 
 def _repeated(values: list[tuple[str | int, int]], kind: pa.DataType) -> pa.Array:
@@ -74,15 +82,29 @@ def _repeated(values: list[tuple[str | int, int]], kind: pa.DataType) -> pa.Arra
 
 
 def _stored_columns(messages: list[JetStreamMessage]) -> list[Any]:
-    """Return keys, times, subjects and headers of messages, without parsing all of ``metadata``."""
+    """Return values, keys, times, subjects and headers of messages, without parsing all of ``metadata``."""
     n = len(messages)
-    times = pa.py_buffer(stored_times(messages))
+    ends, values, subject, has_headers = frames.joined(messages)
     return [
+        pa.Array.from_buffers(pa.binary(), n, [None, pa.py_buffer(ends), pa.py_buffer(values)]),
         pa.nulls(n, pa.binary()),
-        pa.Array.from_buffers(SCHEMA.field("timestamp").type, n, [None, times]),
-        [one.subject for one in messages],
-        [_entries(one) for one in messages] if any(one._headers for one in messages) else [()] * n,
+        pa.py_buffer(stored_times(messages)),
+        [one.subject for one in messages] if subject is None else _repeated([(subject, n)], pa.string()),
+        [_entries(one) for one in messages] if has_headers else _no_entries(n),
     ]
+
+
+def _no_entries(n: int) -> pa.Array:
+    """Return a column of empty maps: from a list, it would be the most expensive column."""
+    kind = SCHEMA.field("headers").type
+    ends = pa.py_buffer(bytes(4 * (n + 1)))
+    entries = pa.array([], pa.struct([kind.key_field, kind.item_field]))
+    return pa.Array.from_buffers(kind, n, [None, ends], children=[entries])
+
+
+def _columns(messages: list[SourceMessage]) -> list[Any]:
+    """Return values, keys, times, subjects and headers of messages of any sources."""
+    return [[one.data for one in messages], *zip(*(_details(one.message) for one in messages), strict=True)]
 
 
 def _entries(message: JetStreamMessage) -> list[tuple[str, bytes]]:

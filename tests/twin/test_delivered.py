@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftenvelope._native import _fastframes
-from liftenvelope.errors import UsageTypeError
+from liftenvelope.errors import UsageError, UsageTypeError
 from tests.twin import readable
 from tests.twin.test_frames import split
 from tests.twin.test_nats_walker import hmsg, msg
@@ -317,6 +317,31 @@ def test_numbers_are_read_from_bytes_as_received(frames: ModuleType) -> None:
     walker.feed(msg(SID, b"x", reply=ACK))
     [(_, _, messages)], _ = walker.walk()
     assert frames.in_order(messages, 3) == [7]
+
+
+@TWINS
+def test_payloads_are_joined_as_a_column(frames: ModuleType) -> None:
+    def made(subject: str, data: bytes, headers: Any = None) -> Any:
+        return frames.Delivered(subject, "", data, headers, None)
+
+    messages = [made("a", b"tea"), made("a", b""), made("a", b"milk")]
+    ends, values, subject, has_headers = frames.joined(messages)
+    assert memoryview(ends).cast("i").tolist() == [0, 3, 3, 7]
+    assert (values, subject, has_headers) == (b"teamilk", "a", False)
+    assert frames.joined([*messages, made("b", b"", b"NATS/1.0")])[2:] == (None, True)
+    assert frames.joined([]) == (bytes(4), b"", None, False)
+    large = made("a", bytes(1 << 20))
+    with pytest.raises(UsageError, match="at most 2147483647 bytes, got 2147483648"):
+        frames.joined([large] * 2048)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.binary(), st.sampled_from([None, {}, b"x"]))))
+def test_twins_join_the_same_columns(rows: list[tuple[str, bytes, Any]]) -> None:
+    found = []
+    for frames in (readable.frames, _fastframes):
+        messages = [frames.Delivered(subject, "", data, headers, None) for subject, data, headers in rows]
+        found.append(frames.joined(messages))
+    assert found[0] == found[1]
 
 
 @TWINS

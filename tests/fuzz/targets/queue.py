@@ -92,13 +92,14 @@ def operate(owner: Owner, operation: int, sizes: bytes) -> Any:
 def numbers(owner: Owner, replies: bytes) -> Any:
     """Read the numbers of replies, and change the list of messages meanwhile."""
     twin = owner.twin
-    messages = [twin.Delivered("a", one.decode("latin-1"), b"", None, None) for one in replies.split(b"|")]
+    messages = [twin.Delivered("a", one.decode("latin-1"), one, None, None) for one in replies.split(b"|")]
 
     def read(reply: str) -> int:
         messages.clear()
         return len(reply)
 
-    return twin.in_order(messages, 1), twin.stored_times(messages, read)
+    joined = twin.joined(messages)
+    return joined, twin.in_order(messages, 1), twin.stored_times(messages, read)
 
 
 def taken(awaitable: Any) -> Any:

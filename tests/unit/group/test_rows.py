@@ -31,6 +31,7 @@ def stored(offset: int, headers: Any = None) -> SourceMessage:
 
 def test_rows_of_several_partitions_keep_their_order() -> None:
     batch = rows_of([(SECOND, [stored(3), stored(5)]), (FIRST, [stored(4)])])
+    batch.validate(full=True)
     assert batch.schema == SCHEMA
     moment = datetime.fromtimestamp(SECONDS, UTC)
     assert [{**row, "timestamp": row["timestamp"].to_pydatetime()} for row in batch.to_pylist()] == [
@@ -46,6 +47,14 @@ def test_rows_of_several_partitions_keep_their_order() -> None:
         }
         for partition, offset in ((1, 3), (1, 5), (0, 4))
     ]
+
+
+def test_rows_of_messages_with_several_subjects() -> None:
+    other = Message("orders.old", f"$JS.ACK.ORDERS.worker.1.3.1.{SECONDS}.0", b"", None, Recorder())
+    batch = rows_of([(FIRST, [stored(1), SourceMessage(2, b"", other)])])
+    batch.validate(full=True)
+    assert batch["subject"].to_pylist() == ["orders.new", "orders.old"]
+    assert batch["value"].to_pylist() == [b"1", b""]
 
 
 def test_headers_of_some_messages() -> None:
