@@ -173,7 +173,8 @@ class OrderedFeed:
 
     async def _next(self) -> Message:
         while True:
-            await self._until_made()
+            if self._making is not None:
+                await self._until_made()
             if self._error is not None:
                 raise self._error
             try:
@@ -189,16 +190,16 @@ class OrderedFeed:
             self._making = asyncio.get_running_loop().create_task(self._make_anew(reason))
 
     async def _until_made(self) -> None:
-        """Wait until the next consumer is created, if that is under way.
+        """Wait until the next consumer is created, which is under way.
 
         A cancelled wait does not cancel the creation. Otherwise a reader with short timeouts would start over
         with each call, and never get beyond a longer pause.
         """
-        if self._making is not None:
-            await asyncio.wait({self._making})
-            making, self._making = self._making, None
-            if not making.cancelled():  # cancelled by _end()
-                making.result()
+        assert self._making is not None
+        await asyncio.wait({self._making})
+        making, self._making = self._making, None
+        if not making.cancelled():  # cancelled by _end()
+            making.result()
 
     async def _try_next(self) -> tuple[Message | None, str]:
         """Return the next message, or None and the reason why the consumer must be recreated."""
@@ -217,13 +218,16 @@ class OrderedFeed:
             if self._stopped:  # drained
                 raise StopAsyncIteration from None
             return None, str(exc)
-        metadata = message.metadata
-        if metadata.consumer_sequence != self._expected:
-            if self._stopped:  # drained: messages after a gap are out of order
-                raise StopAsyncIteration
-            return None, self._gap(metadata.consumer_sequence)
+        if found := frames.in_order([message], self._expected):
+            sequence = found[0]
+        else:
+            sequence, delivery = sequences_of(message.reply)
+            if delivery != self._expected:
+                if self._stopped:  # drained: messages after a gap are out of order
+                    raise StopAsyncIteration
+                return None, self._gap(delivery)
         self._expected += 1
-        self._sequence = metadata.stream_sequence
+        self._sequence = sequence
         self._fruitless = 0
         return message, ""
 
