@@ -13,7 +13,7 @@ from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
 from liftenvelope.group._consumer_options import GroupConsumerOptions, PartitionsCallback, check_all_topics
 from liftenvelope.group._consumer_partitions import GroupConsumerPartitions
 from liftenvelope.group._reader import GroupMessage, PartitionReader
-from liftenvelope.group._topics import SourceMessage, Topic
+from liftenvelope.group._topics import Taken, Topic
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import DEFAULT_PREFIX
 from liftenvelope.group.clock import time_since_boot
@@ -388,21 +388,21 @@ class GroupConsumer(GroupConsumerPartitions):
             or sum(reader.waiting for reader in self._ready) >= limit
         )
 
-    def _take(self, limit: int) -> list[tuple[PartitionReader, list[SourceMessage]]]:
+    def _take(self, limit: int) -> list[tuple[PartitionReader, Taken]]:
         """Take up to ``limit`` messages, in one list for each partition."""
         generation = self._running().session.generation
-        taken: list[tuple[PartitionReader, list[SourceMessage]]] = []
+        taken: list[tuple[PartitionReader, Taken]] = []
         # Each partition at most once; the next call starts with the others.
         for _ in range(len(self._ready)):
             reader = self._ready.popleft()
             if not _gives(reader, generation):
                 continue
-            messages = reader.take(limit)
-            taken.append((reader, messages))
-            self._in_hand.append((reader, messages[-1].offset))
+            part = reader.take(limit)
+            taken.append((reader, part))
+            self._in_hand.append((reader, part.offsets[-1]))
             if reader.can_give:
                 self._ready.append(reader)
-            limit -= len(messages)
+            limit -= len(part.offsets)
             if not limit:
                 break
         return taken

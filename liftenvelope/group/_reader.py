@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from liftenvelope._backoff import Backoff
 from liftenvelope.errors import (
@@ -17,17 +18,21 @@ from liftenvelope.errors import (
 from liftenvelope.group._topics import (
     PartitionFeed,
     SourceMessage,
+    Taken,
     TopicSource,
+    content_of,
     end_of,
     lists_of,
     newest_of,
 )
 from liftenvelope.group.assignors import TopicPartition
+from liftenvelope.jetstream import Message
 
 __all__ = ["GroupMessage", "PartitionReader"]
 
 #: Seconds for which the committed offset must appear beyond the end before that is reported as an error.
 _CERTAIN: Final = 3.0
+_T = TypeVar("_T")
 
 
 class GroupMessage(NamedTuple):
@@ -113,9 +118,11 @@ class PartitionReader:
         #: Time since which the partition appears to end before the offset to read.
         self._beyond_since: float | None = None
         #: Messages handed out last, and the position before them.
-        self._last: list[SourceMessage] = []
+        self._last = Taken([], [])
         self._last_from = 0
-        self._buffer: deque[SourceMessage] = deque()
+        #: Offsets of the buffered messages, and the messages.
+        self._offsets: deque[int] = deque()
+        self._buffer: deque[Message | SourceMessage] = deque()
         self._room = asyncio.Event()
         self._room.set()
         self._task: asyncio.Task[None] | None = None
@@ -182,13 +189,16 @@ class PartitionReader:
         if self._task is None or self._task.done() or self.position is None:
             return False
         if offset != self.position:
-            if not self._last or not self._last_from <= offset <= self.position:
+            offsets, messages = self._last
+            if not offsets or not self._last_from <= offset <= self.position:
                 return False
             # The uncommitted part of the last batch is handed out again.
-            self._buffer.extendleft(one for one in reversed(self._last) if one.offset >= offset)
+            first = bisect_left(offsets, offset)
+            self._offsets.extendleft(reversed(offsets[first:]))
+            self._buffer.extendleft(reversed(messages[first:]))
         self.position, self.generation = offset, generation
         self.rewound, self._paused = False, False
-        self._last = []
+        self._last = Taken([], [])
         return True
 
     # Messages
@@ -205,44 +215,51 @@ class PartitionReader:
 
     def take_one(self) -> GroupMessage:
         """Take the next message. There must be one."""
-        one = self._buffer.popleft()
-        assert self.position is not None
-        self._last, self._last_from = [one], self.position
-        self.position = one.offset + 1
-        self._room.set()
-        return GroupMessage(*self.key, one.offset, one.data, one.message, self.generation)
+        offset, one = self._offsets.popleft(), self._buffer.popleft()
+        self._hand_out(Taken([offset], [one]))
+        return GroupMessage(*self.key, offset, *content_of(one), self.generation)
 
-    def take(self, limit: int) -> list[SourceMessage]:
+    def take(self, limit: int) -> Taken:
         """Take up to ``limit`` messages, which must be at least 1."""
         if not self.can_give:
-            return []
-        buffer = self._buffer
-        taken = [buffer.popleft() for _ in range(min(limit, len(buffer)))]
-        assert self.position is not None
-        self._last, self._last_from = taken, self.position
-        self.position = taken[-1].offset + 1
-        self._room.set()
+            return Taken([], [])
+        n = min(limit, len(self._buffer))
+        taken = Taken(_first_of(self._offsets, n), _first_of(self._buffer, n))
+        self._hand_out(taken)
         return taken
 
-    def wrap(self, taken: list[SourceMessage]) -> list[GroupMessage]:
+    def _hand_out(self, taken: Taken) -> None:
+        assert self.position is not None
+        self._last, self._last_from = taken, self.position
+        self.position = taken.offsets[-1] + 1
+        self._room.set()
+
+    def wrap(self, taken: Taken) -> list[GroupMessage]:
         """Return messages as the user gets them."""
         key, generation = self.key, self.generation
-        return [GroupMessage(*key, one.offset, one.data, one.message, generation) for one in taken]
+        return [
+            GroupMessage(*key, offset, *content_of(one), generation)
+            for offset, one in zip(*taken, strict=True)
+        ]
 
     def seek(self, offset: int) -> None:
         """Continue at another offset."""
         self.position, self.rewound, self._start = offset, True, None
-        self._last, self._beyond_since = [], None
-        self._buffer.clear()
+        self._last, self._beyond_since = Taken([], []), None
+        self._clear()
         self._room.set()
         if self._task is not None:
             # The old task can't add messages any more: it is cancelled before it runs again.
             self._task.cancel()
             self._begin_to_read()
 
+    def _clear(self) -> None:
+        self._offsets.clear()
+        self._buffer.clear()
+
     def stop(self) -> None:
         """Drop the buffer and cancel the reading."""
-        self._buffer.clear()
+        self._clear()
         if self._task is not None:
             self._task.cancel()
 
@@ -317,11 +334,21 @@ class PartitionReader:
         """Put messages into the buffer and yield the last offset of each list."""
         next_many = lists_of(feed)
         while True:
-            messages = await next_many(max(self._limit - len(self._buffer), 1))
+            offsets, messages = await next_many(max(self._limit - len(self._buffer), 1))
             while len(self._buffer) >= self._limit:
                 self._room.clear()
                 await self._room.wait()
+            self._offsets.extend(offsets)
             self._buffer.extend(messages)
             if self.can_give:
                 self._on_ready(self)
-            yield messages[-1].offset
+            yield offsets[-1]
+
+
+def _first_of(items: deque[_T], n: int) -> list[_T]:
+    """Remove and return the first items."""
+    if n == len(items):
+        found = list(items)
+        items.clear()
+        return found
+    return [items.popleft() for _ in range(n)]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from liftenvelope._checks import require
 from liftenvelope._native import frames
 from liftenvelope.envelope import Message as LiftbridgeMessage
-from liftenvelope.group._topics import SourceMessage
+from liftenvelope.group._topics import SourceMessage, Taken, content_of
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.jetstream import Message as JetStreamMessage
 from liftenvelope.jetstream.message import stored_times
@@ -37,7 +38,7 @@ SCHEMA = pa.schema(
 )
 
 
-def rows_of(taken: Sequence[tuple[TopicPartition, Sequence[SourceMessage]]]) -> pa.RecordBatch:
+def rows_of(taken: Sequence[tuple[TopicPartition, Taken]]) -> pa.RecordBatch:
     """Return a batch with one row for each message and the columns of :data:`SCHEMA`.
 
     A header with several values, as JetStream's messages can have, becomes several entries.
@@ -45,18 +46,21 @@ def rows_of(taken: Sequence[tuple[TopicPartition, Sequence[SourceMessage]]]) -> 
     Args:
         taken: Messages of each partition. There must be at least one message.
 
+    Raises:
+        UsageError: The values are larger than a column can be, or a message does not come from a consumer.
+
     Example:
-        >>> rows_of([(TopicPartition("orders", 0), [SourceMessage(7, b"tea", None)])]).to_pylist()[0]["value"]
+        >>> tea = Taken([7], [SourceMessage(7, b"tea", None)])
+        >>> rows_of([(TopicPartition("orders", 0), tea)]).to_pylist()[0]["value"]
         b'tea'
     """
-    messages = [one for _, part in taken for one in part]
-    sources = [one.message for one in messages]
-    are_stored = set(map(type, sources)) == {JetStreamMessage}
+    messages = [one for _, part in taken for one in part.messages]
+    are_stored = set(map(type, messages)) == {JetStreamMessage}
     columns = [
-        _repeated([(key.topic, len(part)) for key, part in taken], pa.string()),
-        _repeated([(key.partition, len(part)) for key, part in taken], pa.int32()),
-        pa.py_buffer(array("q", [one.offset for one in messages])),
-        *(_stored_columns(sources) if are_stored else _columns(messages)),
+        _repeated([(key.topic, len(part.offsets)) for key, part in taken], pa.string()),
+        _repeated([(key.partition, len(part.offsets)) for key, part in taken], pa.int32()),
+        pa.py_buffer(array("q", chain.from_iterable(part.offsets for _, part in taken))),
+        *(_stored_columns(messages) if are_stored else _columns(messages)),
     ]
     arrays = [
         column if isinstance(column, pa.Array) else _filled(column, field.type, len(messages))
@@ -81,7 +85,7 @@ def _repeated(values: list[tuple[str | int, int]], kind: pa.DataType) -> pa.Arra
     return pa.array([value for value, times in values for _ in range(times)], kind)
 
 
-def _stored_columns(messages: list[JetStreamMessage]) -> list[Any]:
+def _stored_columns(messages: list[Any]) -> list[Any]:
     """Return values, keys, times, subjects and headers of messages, without parsing all of ``metadata``."""
     n = len(messages)
     ends, values, subject, has_headers = frames.joined(messages)
@@ -102,9 +106,10 @@ def _no_entries(n: int) -> pa.Array:
     return pa.Array.from_buffers(kind, n, [None, ends], children=[entries])
 
 
-def _columns(messages: list[SourceMessage]) -> list[Any]:
+def _columns(messages: Sequence[JetStreamMessage | SourceMessage]) -> list[Any]:
     """Return values, keys, times, subjects and headers of messages of any sources."""
-    return [[one.data for one in messages], *zip(*(_details(one.message) for one in messages), strict=True)]
+    contents = [content_of(one) for one in messages]
+    return [[data for data, _ in contents], *zip(*(_details(one) for _, one in contents), strict=True)]
 
 
 def _entries(message: JetStreamMessage) -> list[tuple[str, bytes]]:

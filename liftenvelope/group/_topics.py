@@ -29,6 +29,7 @@ from liftenvelope.jetstream import (
     ConsumerConfig,
     DeliverPolicy,
     JetStream,
+    Message,
     OrderedConsumer,
     OrderedReset,
     PullEvent,
@@ -42,9 +43,11 @@ __all__ = [
     "NewestSource",
     "PartitionFeed",
     "SourceMessage",
+    "Taken",
     "Topic",
     "TopicSource",
     "beyond_the_end",
+    "content_of",
     "end_of",
     "lists_of",
     "newest_of",
@@ -53,7 +56,6 @@ __all__ = [
     "spec_of",
 ]
 
-_new: Final = tuple.__new__
 #: Seconds after which JetStream deletes the consumer that counted a lag.
 _LOOK: Final = 5.0
 
@@ -103,15 +105,33 @@ class ListFeed(PartitionFeed, Protocol):
         ...
 
 
-def lists_of(feed: PartitionFeed) -> Callable[[int], Awaitable[list[SourceMessage]]]:
-    """Return ``next_many`` of a feed, or a function that returns one message at a time."""
-    if isinstance(feed, ListFeed):
-        return feed.next_many
+class Taken(NamedTuple):
+    """Messages of a partition in two lists, without an object of their own for each.
 
-    async def one(_: int) -> list[SourceMessage]:
-        return [await feed.next()]
+    Attributes:
+        offsets: Offsets, in increasing order.
+        messages: Messages of JetStream as they are, and those of other sources as :class:`SourceMessage`.
+    """
 
-    return one
+    offsets: list[int]
+    messages: list[Message | SourceMessage]
+
+
+def content_of(one: Message | SourceMessage) -> tuple[bytes, Any]:
+    """Return the payload and the message object of the source."""
+    return (one.data, one.message) if isinstance(one, SourceMessage) else (one.data, one)
+
+
+def lists_of(feed: PartitionFeed) -> Callable[[int], Awaitable[Taken]]:
+    """Return a function that returns several messages of a feed at once, if the feed can."""
+    if isinstance(feed, JetStreamFeed):
+        return feed.take
+
+    async def taken(limit: int) -> Taken:
+        messages = await feed.next_many(limit) if isinstance(feed, ListFeed) else [await feed.next()]
+        return Taken([one.offset for one in messages], [*messages])
+
+    return taken
 
 
 @runtime_checkable
@@ -376,9 +396,10 @@ class JetStreamFeed:
         Raises:
             TransportError: The consumer was recreated; open the partition again.
         """
-        return (await self.next_many(1))[0]
+        [offset], [message] = await self.take(1)
+        return SourceMessage(offset, message.data, message)
 
-    async def next_many(self, limit: int) -> list[SourceMessage]:
+    async def take(self, limit: int) -> Taken:
         """Wait for the next message; return it and those buffered behind it, at most ``limit``.
 
         Raises:
@@ -389,11 +410,7 @@ class JetStreamFeed:
         except StopAsyncIteration:
             reason = "the feed was closed" if self._reset is None else self._reset.reason
             raise TransportError(f"the feed of stream {self._stream!r} was interrupted: {reason}") from None
-        # Two thirds of the time of SourceMessage(...), whose fields are those of this tuple.
-        return [
-            _new(SourceMessage, (sequence - 1, message.data, message))
-            for sequence, message in zip(sequences, messages, strict=True)
-        ]
+        return Taken([sequence - 1 for sequence in sequences], [*messages])
 
     def _on_event(self, event: PullEvent) -> None:
         if isinstance(event, OrderedReset):

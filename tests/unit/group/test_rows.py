@@ -10,8 +10,9 @@ import pytest
 
 from liftenvelope.envelope import Message as LiftbridgeMessage
 from liftenvelope.errors import UsageError
-from liftenvelope.group import SourceMessage, TopicPartition
-from liftenvelope.group._rows import SCHEMA, rows_of
+from liftenvelope.group import SourceMessage, TopicPartition, _rows
+from liftenvelope.group._rows import SCHEMA
+from liftenvelope.group._topics import Taken
 from liftenvelope.group._typed_rows import typed_rows
 from liftenvelope.jetstream import Message
 from liftenvelope.jetstream.message import Recorder
@@ -20,6 +21,19 @@ from liftenvelope.payload import ArrowBatches, BadPayloadError, Json
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
 SECONDS = 1_700_000_000
+
+
+def rows_of(
+    parts: list[tuple[TopicPartition, list[SourceMessage]]], *, wrapped: bool = False
+) -> pa.RecordBatch:
+    """Return the rows of messages; those of JetStream are read without a SourceMessage unless ``wrapped``."""
+    taken = []
+    for key, part in parts:
+        plain = [one if wrapped or not isinstance(one.message, Message) else one.message for one in part]
+        taken.append((key, Taken([one.offset for one in part], plain)))
+    batch = _rows.rows_of(taken)
+    batch.validate(full=True)
+    return batch
 
 
 def stored(offset: int, headers: Any = None) -> SourceMessage:
@@ -31,7 +45,6 @@ def stored(offset: int, headers: Any = None) -> SourceMessage:
 
 def test_rows_of_several_partitions_keep_their_order() -> None:
     batch = rows_of([(SECOND, [stored(3), stored(5)]), (FIRST, [stored(4)])])
-    batch.validate(full=True)
     assert batch.schema == SCHEMA
     moment = datetime.fromtimestamp(SECONDS, UTC)
     assert [{**row, "timestamp": row["timestamp"].to_pydatetime()} for row in batch.to_pylist()] == [
@@ -52,9 +65,14 @@ def test_rows_of_several_partitions_keep_their_order() -> None:
 def test_rows_of_messages_with_several_subjects() -> None:
     other = Message("orders.old", f"$JS.ACK.ORDERS.worker.1.3.1.{SECONDS}.0", b"", None, Recorder())
     batch = rows_of([(FIRST, [stored(1), SourceMessage(2, b"", other)])])
-    batch.validate(full=True)
     assert batch["subject"].to_pylist() == ["orders.new", "orders.old"]
     assert batch["value"].to_pylist() == [b"1", b""]
+
+
+@pytest.mark.parametrize("headers", [None, Headers([("Via", "a"), ("Via", "b")])])
+def test_rows_of_a_stream_are_those_of_a_source_that_wraps_its_messages(headers: Any) -> None:
+    parts = [(FIRST, [stored(1), stored(4, headers)]), (SECOND, [stored(9)])]
+    assert rows_of(parts) == rows_of(parts, wrapped=True)
 
 
 def test_headers_of_some_messages() -> None:
