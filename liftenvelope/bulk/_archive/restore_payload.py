@@ -133,7 +133,16 @@ def _by_offset(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the parts of a message as one batch.
+
+    Raises:
+        UsageError: A column exceeds the 2 GiB that Arrow's types of text, bytes and lists can hold.
+    """
     if len(parts) == 1:
         return parts[0]
-    (found,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
-    return found
+    try:
+        return pa.concat_batches(parts)
+    except pa.ArrowInvalid:
+        offset = parts[0]["offset"][0]
+    text = f"archive must have at most 2 GiB in a column of one message, got more at offset {offset}"
+    raise UsageError(f"{text}: publish its rows with bulk.write, which divides them among messages")
