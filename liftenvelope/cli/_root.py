@@ -25,6 +25,7 @@ _ELSEWHERE: Final = {
     "monitor": "Serve a live page about streams, consumers and groups, until Ctrl-C.",
     "publish": "Publish a message and show its ack.",
     "read": "Read STREAM in exact ranges of offsets.",
+    "restore": "Publish ARCHIVE, a folder or a URL such as s3://bucket/orders, to STREAM of JetStream.",
     "serve": "Serve the Liftbridge API, with every stream in JetStream.",
     "stream": "List, create, change and delete streams.",
     "subscribe": "Show the messages of STREAM as they arrive, until Ctrl-C.",

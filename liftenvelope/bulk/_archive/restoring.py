@@ -8,6 +8,7 @@ target.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,10 +20,11 @@ from liftenvelope.bulk._archive.names import FoundFile, resolve
 from liftenvelope.bulk._archive.places import ArchivePlace, find_place
 from liftenvelope.bulk._archive.restore_payload import ArchivedMessages, messages_of
 from liftenvelope.bulk._engine.schema import HEADERS
+from liftenvelope.bulk._jetstream.source import JetStreamSource
 from liftenvelope.bulk._reads.reading import count, read
 from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
 from liftenvelope.bulk.errors import RestoreError
-from liftenvelope.bulk.ranges import OnProgress
+from liftenvelope.bulk.ranges import OnProgress, Progress
 from liftenvelope.bulk.writing import write
 from liftenvelope.errors import UsageError
 from liftenvelope.payload import PayloadChoice, PayloadFormat, as_payload
@@ -49,7 +51,7 @@ class Restored:
     """Outcome of a restore.
 
     Attributes:
-        rows: Number of rows that this run published.
+        rows: Number of messages that this run published; with ``dry_run``, that it would publish.
         skipped: Number of rows that the stream had from earlier runs.
         verified: Number of rows that were read back and compared; 0 without ``verify``.
         keeps_offsets: True if every message has the offset that it has in the archive.
@@ -75,6 +77,7 @@ def restore(
     subject: str | None = None,
     payload: PayloadChoice = None,
     verify: bool = False,
+    dry_run: bool = False,
     progress: OnProgress | None = None,
     access: Access | None = None,
 ) -> Restored:
@@ -96,6 +99,7 @@ def restore(
         payload: Format of an archive that was made with ``payload=``: its rows are encoded again. Bad
             messages that it kept get their own values.
         verify: True to read the whole stream back and compare each message with its row.
+        dry_run: True to check the stream, read the archive and encode its rows, and publish nothing.
         progress: As for :func:`write`.
         access: As for :func:`read`.
 
@@ -117,6 +121,9 @@ def restore(
     last = _last_message(source, stream, rows.prefix, access)
     had = 0 if last is None else count(source, stream, access=access)
     missing = rows.reader(0 if last is None else last[1] + 1)
+    if dry_run:
+        keeps = _next_offset(source, stream, access) == had and last in (None, (had - 1, had - 1))
+        return _planned(missing, had, keeps, progress)
     written = write(source, stream, missing, progress=progress, access=access)
     verified = _verify(source, stream, rows, access) if verify else 0
     total = count(source, stream, access=access)
@@ -140,6 +147,27 @@ def _last_message(source: Source, stream: str, prefix: str, access: Access | Non
         text = f"stream must be empty, or hold the beginning of this restore, got {stream!r} with others"
         raise UsageError(f"{text}: its last message has the id {found!r:.100}")
     return last[-1]["offset"], int(found.removeprefix(prefix))
+
+
+def _next_offset(source: Source, stream: str, access: Access | None) -> int:
+    """Return the offset of the next message of a stream."""
+    with contextlib.closing(JetStreamSource(find_target(source, access), stream)) as found:
+        return found.extent(0).end
+
+
+def _planned(
+    missing: pa.RecordBatchReader, had: int, keeps_offsets: bool, progress: OnProgress | None
+) -> Restored:
+    """Return the outcome of publishing messages, from encoding all of them."""
+    rows = nbytes = 0
+    for batch in missing:
+        rows += batch.num_rows
+        nbytes += batch.column("value").nbytes
+        if progress is not None:
+            progress(Progress(rows=rows, bytes=nbytes, done=rows, total=None))
+        ident = dict(batch.column("headers")[-1].as_py())[_ID]
+        keeps_offsets = keeps_offsets and int(ident.rpartition(b"-")[2]) == had + rows - 1
+    return Restored(rows, had, 0, keeps_offsets)
 
 
 class _ArchivedRows:
@@ -204,7 +232,7 @@ class _ArchivedRows:
         return pa.RecordBatch.from_arrays(columns, names=["value", "headers", "subject"])
 
     def _reading(self, file: FoundFile) -> ArchivedMessages:
-        return messages_of(pq.ParquetFile(self._place.open(file.path)), self._title, self._kind)
+        return messages_of(_opened(self._place, file), self._title, self._kind)
 
 
 def _chain(place: ArchivePlace, partition: int) -> list[FoundFile]:
@@ -216,8 +244,15 @@ def _chain(place: ArchivePlace, partition: int) -> list[FoundFile]:
 
 def _end_of(place: ArchivePlace, file: FoundFile) -> int:
     """Return the end of a file of an older version."""
-    metadata = pq.ParquetFile(place.open(file.path)).metadata.metadata or {}
+    metadata = _opened(place, file).metadata.metadata or {}
     return int(metadata.get(b"liftenvelope.stop", b"0"))
+
+
+def _opened(place: ArchivePlace, file: FoundFile) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(place.open(file.path))
+    except pa.ArrowInvalid as exc:
+        raise UsageError(f"archive must have Parquet files, got {file.path!r}: {exc}") from exc
 
 
 def _verify(source: Source, stream: str, rows: _ArchivedRows, access: Access | None) -> int:

@@ -14,9 +14,10 @@ from nats.js import JetStreamContext
 from liftenvelope import bulk
 from liftenvelope.bulk import Progress, RestoreError
 from liftenvelope.errors import LiftEnvelopeError, UsageError
-from liftenvelope.payload import ArrowBatches, Avro, Json, Msgpack, PayloadFormat
+from liftenvelope.payload import ArrowBatches, Avro, Json, Msgpack, PayloadFormat, Protobuf
 from liftenvelope.testing import NatsServer
 from tests.integration.bulk_streams import jetstream, make_stream, numbered, publish, with_jetstream
+from tests.unit.payload.test_protobuf import LINE, descriptor_set
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +99,43 @@ def test_messages_of_others_are_refused_or_found_by_verify(url: str, name: str, 
         bulk.restore(tmp_path, url, name, verify=True)
 
 
+@pytest.mark.parametrize("start", [0, 5])
+def test_dry_run_tells_what_the_restore_then_does(url: str, name: str, tmp_path: Path, start: int) -> None:
+    make_stream(url, name)
+    publish(url, numbered(name, 30))
+    bulk.to_parquet(url, name, tmp_path, start=start)
+    empty(url, name)
+    seen: list[Progress] = []
+    planned = bulk.restore(tmp_path, url, name, dry_run=True, progress=seen.append)
+    assert (seen[-1].rows, bulk.count(url, name)) == (30 - start, 0)
+    assert planned == bulk.restore(tmp_path, url, name) == bulk.Restored(30 - start, 0, 0, start == 0)
+    again = bulk.restore(tmp_path, url, name, dry_run=True)
+    assert again == bulk.restore(tmp_path, url, name) == bulk.Restored(0, 30 - start, 0, start == 0)
+
+
+def test_dry_run_tells_that_a_purged_stream_does_not_keep_offsets(
+    url: str, name: str, tmp_path: Path
+) -> None:
+    make_stream(url, name)
+    publish(url, numbered(name, 10))
+    bulk.to_parquet(url, name, tmp_path)
+
+    async def purge(js: JetStreamContext) -> None:
+        await js.purge_stream(name)
+
+    with_jetstream(url, purge)
+    planned = bulk.restore(tmp_path, url, name, dry_run=True)
+    assert planned == bulk.restore(tmp_path, url, name) == bulk.Restored(10, 0, 0, False)
+
+
+def test_file_that_is_cut_off_is_an_error_of_the_archive(url: str, name: str, tmp_path: Path) -> None:
+    archive_and_empty(url, name, tmp_path, 60)
+    (path,) = tmp_path.rglob("*.parquet")
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UsageError, match="archive must have Parquet files, got"):
+        bulk.restore(tmp_path, url, name)
+
+
 def test_arguments(url: str, name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="source must be a nats:// URL"):
         bulk.restore(tmp_path, "liftbridge://127.0.0.1:1", name)
@@ -115,6 +153,7 @@ ORDERS = pa.table(
     }
 )
 SCHEMA = ORDERS.schema
+ORDER = pa.schema({"id": pa.int64(), "price": pa.float64(), "lines": pa.list_(LINE), "note": pa.string()})
 AVRO = {
     "type": "record",
     "name": "Order",
@@ -150,6 +189,33 @@ class TestPayloads:
         assert dict(after["headers"][1_000].as_py())["color"] == b"red"
         again = bulk.restore(tmp_path, url, name, payload=kind)
         assert (again.rows, again.skipped) == (0, 3_001)
+
+    def test_protobuf_rows_become_messages_at_their_offsets(
+        self, url: str, name: str, tmp_path: Path
+    ) -> None:
+        (tmp_path / "shop.binpb").write_bytes(descriptor_set())
+        kind = Protobuf((tmp_path / "shop.binpb", "shop.Order"))
+        lines = [{"item": "tea", "count": 2}, {"item": "", "count": 0}]
+        rows = [
+            {
+                "id": number,
+                "price": number / 4,
+                "lines": lines[: number % 3],
+                "note": None if number % 2 else "",
+            }
+            for number in range(3_000)
+        ]
+        make_stream(url, name)
+        bulk.write(url, name, pa.Table.from_pylist(rows, ORDER), subject=f"{name}.x", payload=kind)
+        publish(url, [(f"{name}.y", b"\xff", None)])
+        before = bulk.read(url, name).read_all()
+        bulk.to_parquet(url, name, tmp_path / "archive", payload=kind, on_bad="column", rotate_rows=700)
+        empty(url, name)
+        done = bulk.restore(tmp_path / "archive", url, name, payload=kind, verify=True)
+        assert done == bulk.Restored(3_001, 0, 3_001, True)
+        after = bulk.read(url, name).read_all()
+        for column in ("offset", "subject", "value"):
+            assert after[column].equals(before[column]), column
 
     @pytest.mark.parametrize("on_bad", ["column", "fail"])
     def test_record_batches_are_the_messages_that_they_were(
