@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from liftenvelope.bulk.narrowing import Narrowing
     from liftenvelope.jetstream.subject_filter import SubjectFilter
 
-__all__ = ["LiftbridgeSource", "RangedStream", "narrowed_range", "open_stream"]
+__all__ = ["JetStreamSource", "LiftbridgeSource", "RangedStream", "narrowed_range", "open_stream"]
 
 
 class RangedStream(Protocol):

@@ -1,13 +1,14 @@
-"""Cursors that show the progress of a streaming query to other tools; the query uses its checkpoint."""
+"""Positions that show the progress of a streaming query to other tools; the query uses its checkpoint."""
 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from liftenvelope.bulk.access import find_target
 from liftenvelope.bulk.writing import open_client
 from liftenvelope.errors import CursorsUnavailableError, LiftEnvelopeError
+from liftenvelope.spark._commit_consumers import CommitConsumers
 from liftenvelope.spark.errors import OptionError
 
 if TYPE_CHECKING:
@@ -21,10 +22,42 @@ __all__ = ["QueryCursors"]
 _TIMEOUT: Final = 2.0
 
 
-class QueryCursors:
-    """Stores the cursors of a query.
+class _PositionStore(Protocol):
+    """Place for the position of a query in each partition."""
 
-    The connection is opened on first use. Pickling drops it.
+    def store(self, part: tuple[str, int], offset: int, timeout: float | None) -> None:
+        """Store the offset that the query reads next."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection. The next call opens it again."""
+        ...
+
+
+class _Cursors:
+    """Cursors of Liftbridge, with the last offset that was processed."""
+
+    def __init__(self, options: SourceOptions, cursor: str) -> None:
+        self._options = options
+        self._cursor = cursor
+        self._client: BlockingClient | None = None
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def store(self, part: tuple[str, int], offset: int, timeout: float | None) -> None:
+        connection = self._options.connection
+        if self._client is None:
+            self._client = open_client(find_target(connection.servers, connection.open()))
+        self._client.set_cursor(self._cursor, *part, offset - 1, timeout=timeout)
+
+
+class QueryCursors:
+    """Stores the positions of a query: cursors of Liftbridge, consumers of JetStream.
+
+    The connections are opened on first use. Pickling drops them.
 
     Args:
         options: Options of the query; without ``cursor``, nothing is stored.
@@ -32,44 +65,51 @@ class QueryCursors:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._client: BlockingClient | None = None
         self._set: Offsets = {}
+        self._label, self._store = _store_of(options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return QueryCursors, (self._options,)
 
     def close(self) -> None:
-        """Close the connection. The next call opens it again."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        """Close the connections. The next call opens them again."""
+        if self._store is not None:
+            self._store.close()
 
     def show(self, offsets: Offsets) -> None:
-        """Set the cursors to the last offsets that were processed.
+        """Store the positions after the last offsets that were processed.
 
         After the first success a failure only warns: it must not end the query.
 
         Raises:
-            OptionError: The cluster keeps no cursors.
+            OptionError: The servers keep no positions.
         """
-        if self._options.cursor is None:
+        if self._store is None:
             return
         for part, offset in offsets.items():
             if offset > 0 and self._set.get(part) != offset:
-                self._show(self._options.cursor, part, offset)
+                self._show(self._store, part, offset)
 
-    def _show(self, cursor: str, part: tuple[str, int], offset: int) -> None:
-        connection = self._options.connection
+    def _show(self, store: _PositionStore, part: tuple[str, int], offset: int) -> None:
         try:
-            if self._client is None:
-                self._client = open_client(find_target(connection.servers, connection.open()))
-            first = not self._set
-            self._client.set_cursor(cursor, *part, offset - 1, timeout=None if first else _TIMEOUT)
+            store.store(part, offset, None if not self._set else _TIMEOUT)
         except LiftEnvelopeError as exc:
             if isinstance(exc, CursorsUnavailableError) and not self._set:
-                raise OptionError(f"commitCursor={cursor!r}: {exc}; leave commitCursor out") from exc
-            text = f"commitCursor={cursor!r}: cursor of {part[0]}[{part[1]}] was not stored: {exc}"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-            self.close()
+                raise OptionError(f"{self._label}: {exc}; leave commitCursor out") from exc
+            if isinstance(exc, OptionError) and not self._set:
+                raise
+            text = f"{self._label}: position in {part[0]}[{part[1]}] was not stored: {exc}"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+            store.close()
         else:
             self._set[part] = offset
+
+
+def _store_of(options: SourceOptions) -> tuple[str, _PositionStore | None]:
+    """Return the option that asks for positions, for errors, and the place to store them; None for none."""
+    name = options.cursor
+    if name is None:
+        return "", None
+    if options.connection.format == "jetstream":
+        return f"commitConsumer={name!r}", CommitConsumers(options, name)
+    return f"commitCursor={name!r}", _Cursors(options, name)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from liftenvelope._checks import check_stream_name
 from liftenvelope.client.cursor_names import check_cursor_id
 from liftenvelope.errors import UsageError
+from liftenvelope.jetstream.names import check_consumer_name
 from liftenvelope.jetstream.names import check_stream_name as check_jetstream_name
 from liftenvelope.jetstream.subject_filter import SubjectFilter, parse_subjects
 from liftenvelope.spark._connection import CONNECTION_OPTIONS, ConnectionSettings, read_connection
@@ -29,7 +30,7 @@ __all__ = ["SinkOptions", "SourceOptions", "StreamSelection", "row_options", "si
 
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _LIMITS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
-_STREAM_ONLY: Final = (*_LIMITS, "commitCursor")
+_STREAM_ONLY: Final = (*_LIMITS, "commitCursor", "commitConsumer")
 _SOURCE: Final = (
     "subscribe",
     "subscribePattern",
@@ -48,7 +49,10 @@ _SOURCE: Final = (
     *_BATCH_ONLY,
     *_LIMITS,
 )
-_SOURCES: Final = {"liftbridge": ("readISRReplica", "commitCursor"), "jetstream": ("filterSubjects",)}
+_SOURCES: Final = {
+    "liftbridge": ("readISRReplica", "commitCursor"),
+    "jetstream": ("filterSubjects", "commitConsumer"),
+}
 _SINK: Final = (
     "topic",
     "deliveryGuarantee",
@@ -107,7 +111,8 @@ class SourceOptions(RowOptions):
         min_partitions: Fewest parts that the ranges are divided into.
         max_records: Most offsets in a part.
         fail_on_data_loss: Fail the query if messages are gone.
-        cursor: For Liftbridge: id of the cursors that show the progress of the query; None for none.
+        cursor: Id of the cursors of Liftbridge, or name of the consumers of JetStream, that show the progress
+            of the query; None for none.
         subjects: For JetStream: filter of the subjects to read; None for all.
     """
 
@@ -236,12 +241,17 @@ def _envelope(format_: str, words: Words) -> str:
 
 
 def _cursor(format_: str, words: Words) -> str | None:
-    found = words.text("commitCursor") if format_ == "liftbridge" else None
+    option = "commitCursor" if format_ == "liftbridge" else "commitConsumer"
+    found = words.text(option)
     if found is not None:
         try:
-            check_cursor_id(found, "commitCursor")
+            if format_ == "liftbridge":
+                check_cursor_id(found, option)
+            else:
+                check_consumer_name(found)
         except UsageError as exc:
-            raise OptionError(str(exc)) from exc
+            text = str(exc)
+            raise OptionError(text if text.startswith(option) else f"{option}={found!r}: {text}") from exc
     return found
 
 

@@ -8,6 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy as ConsumerAckPolicy
+from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
+from nats.js.errors import NotFoundError
 
 from liftenvelope import bulk, connect_blocking
 from liftenvelope.bulk._liftbridge.brokers import Brokers
@@ -20,7 +24,7 @@ from liftenvelope.spark._source_cores import BatchSource, StreamingSource
 from liftenvelope.spark.errors import DataLossError, OptionError
 from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer, run_liftbridge
 from liftenvelope.types import AckPolicy
-from tests.integration.bulk_streams import make_stream, with_jetstream
+from tests.integration.bulk_streams import jetstream, make_stream, with_jetstream
 
 
 class Servers:
@@ -225,6 +229,108 @@ class TestCursors:
         ahead = {**at, "offsets": {name: {"0": 9}}}
         with pytest.warns(RuntimeWarning, match="commitCursor='c'"):
             source.done(ahead)
+        source.close()
+
+
+def position(nats: NatsServer, stream: str, consumer: str) -> tuple[int, int] | None:
+    """Sequence of the ack floor and number of pending messages, as the nats command shows them."""
+
+    async def info(js: JetStreamContext) -> tuple[int, int] | None:
+        try:
+            found = await js.consumer_info(stream, consumer)
+        except NotFoundError:
+            return None
+        assert found.ack_floor is not None
+        assert found.num_pending is not None
+        return found.ack_floor.stream_seq, found.num_pending
+
+    return with_jetstream(nats.url, info)
+
+
+class TestCommitConsumers:
+    def test_ack_floor_and_lag_follow_the_query_over_a_restart(
+        self, jetstream_server: NatsServer, name: str
+    ) -> None:
+        servers = jetstream_servers(jetstream_server)
+        servers.make(name, *range(10))
+        given = servers.options(
+            subscribe=name, startingOffsets="earliest", commitConsumer="q", maxOffsetsPerTrigger=4
+        )
+        source = StreamingSource(given)
+        before = at = source.initial()
+        for shown in (None, (4, 6), (8, 2)):
+            end, _ = numbers(source, at)
+            assert position(jetstream_server, name, "q") == shown
+            before, at = at, end
+        source.close()
+        again = StreamingSource(given)  # the last batch was not done, and is read once more
+        assert numbers(again, before) == (at, [8, 9])
+        assert position(jetstream_server, name, "q") == (8, 2)
+        again.done(at)
+        assert position(jetstream_server, name, "q") == (10, 0)
+        servers.fill(name, 10, 11, 12)
+        assert position(jetstream_server, name, "q") == (10, 3)
+        again.close()
+
+    def test_query_that_begins_anew_moves_the_ack_floor_back(
+        self, jetstream_server: NatsServer, name: str
+    ) -> None:
+        servers = jetstream_servers(jetstream_server)
+        servers.make(name, *range(10))
+        source = StreamingSource(servers.options(subscribe=name, commitConsumer="q"))
+        at = source.initial()
+        source.done(at)
+        assert position(jetstream_server, name, "q") == (10, 0)
+        source.done({**at, "offsets": {name: {"0": 3}}})
+        assert position(jetstream_server, name, "q") == (3, 7)
+        source.close()
+
+    def test_lag_counts_the_subjects_of_the_query(self, jetstream_server: NatsServer, name: str) -> None:
+        servers = jetstream_servers(jetstream_server)
+        servers.make(name)
+        for subject, rows in (("a", 5), ("b", 7)):
+            bulk.write(
+                jetstream_server.url, name, pa.table({"value": ["1"] * rows}), subject=f"{name}.{subject}"
+            )
+        source = StreamingSource(
+            servers.options(subscribe=name, commitConsumer="q", filterSubjects=f"{name}.b")
+        )
+        source.done({**source.initial(), "offsets": {name: {"0": 2}}})
+        assert position(jetstream_server, name, "q") == (2, 7)
+        source.close()
+
+    def test_consumer_of_an_application_is_not_moved(self, jetstream_server: NatsServer, name: str) -> None:
+        servers = jetstream_servers(jetstream_server)
+        servers.make(name, 1, 2)
+        config = ConsumerConfig(durable_name="q", ack_policy=ConsumerAckPolicy.EXPLICIT)
+        with_jetstream(jetstream_server.url, lambda js: js.add_consumer(name, config))
+        source = StreamingSource(servers.options(subscribe=name, commitConsumer="q"))
+        with pytest.raises(OptionError, match="consumer of that name with another config; choose another"):
+            source.done(source.initial())
+        assert position(jetstream_server, name, "q") == (0, 2)
+        source.close()
+
+    def test_stream_whose_consumers_keep_messages_is_refused(
+        self, jetstream_server: NatsServer, name: str
+    ) -> None:
+        config = StreamConfig(name=name, subjects=[f"{name}.>"], retention=RetentionPolicy.INTEREST)
+        with_jetstream(jetstream_server.url, lambda js: js.add_stream(config))
+        servers = jetstream_servers(jetstream_server)
+        servers.fill(name, 1)
+        source = StreamingSource(servers.options(subscribe=name, commitConsumer="q"))
+        with pytest.raises(OptionError, match="must have the retention limits, got interest"):
+            source.done(source.initial())
+        source.close()
+
+    def test_later_failures_are_warnings(self, name: str) -> None:
+        with jetstream() as nats:
+            servers = jetstream_servers(nats)
+            servers.make(name, 1, 2)
+            source = StreamingSource(servers.options(subscribe=name, commitConsumer="q", timeout="5s"))
+            at = source.initial()
+            source.done(at)
+        with pytest.warns(RuntimeWarning, match="commitConsumer='q': position in"):
+            source.done({**at, "offsets": {name: {"0": 1}}})
         source.close()
 
 
