@@ -17,6 +17,7 @@ cdef extern from "Python.h":
     object PyUnicode_FromStringAndSize(const char* text, Py_ssize_t size)
     object PyUnicode_Substring(object text, Py_ssize_t start, Py_ssize_t end)
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    object PyObject_Call(object function, tuple args, dict keywords)
     object PyType_GenericAlloc(type cls, Py_ssize_t items)
     void PyObject_GC_UnTrack(PyObject* item)
 
@@ -295,3 +296,54 @@ cdef class PublishTable:
         """Return the time when expire() next has work; None if nothing is outstanding."""
         self.slice = NAN  # next_end() drops empty buckets, perhaps the cached one
         return self.deadlines.next_end()
+
+
+@cython.final
+cdef class QuickSender:
+    """Publishes on a connection that is up and has room; leaves every other publish to the caller.
+
+    Invariant: send() either does all of a publish, or returns None and has changed nothing.
+    """
+
+    cdef PublishTable table
+    cdef object nc, future_type, loop, clock, timer
+    cdef dict heads, retries, keywords
+    cdef Py_ssize_t most
+    cdef int connected
+
+    def __init__(self, PublishTable table not None, nc, future_type, loop, timer, *, clock, dict heads not None,
+                 dict retries not None, Py_ssize_t max_outstanding):
+        self.table, self.nc, self.future_type, self.loop, self.timer = table, nc, future_type, loop, timer
+        self.heads, self.retries, self.most = heads, retries, max_outstanding
+        self.clock, self.keywords = clock, {"loop": loop}
+        self.connected = nc.CONNECTED
+
+    def send(self, subject, bytes body not None, bytes block not None, double seconds, attempts, wait):
+        """Publish a message; return its future, or None if the caller has to check or to wait first."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(block) + PyBytes_GET_SIZE(body)
+        cdef object nc = self.nc
+        cdef bytes head = self.heads.get(subject) if type(subject) is str else None
+        if (
+            head is None
+            or len(self.table.index) + len(self.retries) >= self.most
+            or nc._status != self.connected
+            or nc._pending_data_size >= nc._max_pending_size
+            or size > nc._max_payload
+        ):
+            return None
+        cdef double deadline = self.clock() + seconds
+        future = PyObject_Call(self.future_type, (), self.keywords)
+        future.subject, future.before = subject, nc._err
+        future.kept = (deadline, head, block, body, attempts, wait) if attempts else None
+        cdef bytes frame = self.table.enter(future, deadline, head, block, body)
+        if deadline < self.timer.at:
+            self.timer.rearm()
+        nc._pending.append(frame)
+        nc._pending_data_size += PyBytes_GET_SIZE(frame)
+        stats = nc.stats
+        stats["out_msgs"] += 1
+        stats["out_bytes"] += size
+        queue = nc._flush_queue
+        if queue.empty():
+            queue.put_nowait(self.loop.create_future())
+        return future

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, final
 
-from liftenvelope._native.jet import Waiting
+from liftenvelope._native.jet import Timer, Waiting
 
 @final
 class AckReader:
@@ -25,3 +25,22 @@ class PublishTable:
     def expire(self, now: float) -> list[tuple[Any, str]]: ...
     def expire_all(self) -> list[tuple[Any, str]]: ...
     def next_expiry(self) -> float | None: ...
+
+@final
+class QuickSender:
+    def __init__(
+        self,
+        table: PublishTable,
+        nc: Any,
+        future_type: Callable[..., Any],
+        loop: Any,
+        timer: Timer,
+        *,
+        clock: Callable[[], float],
+        heads: dict[str, bytes],
+        retries: dict[Any, Any],
+        max_outstanding: int,
+    ) -> None: ...
+    def send(
+        self, subject: str, body: bytes, block: bytes, seconds: float, attempts: int, wait: float
+    ) -> Any: ...

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from liftenvelope._deadlines import DeadlineBuckets, repack
 from liftenvelope.errors import UsageTypeError
 
-__all__ = ["AckReader", "PublishTable"]
+__all__ = ["AckReader", "PublishTable", "QuickSender"]
 
 #: Number of ack forms cached: in practice one for each stream that is published to.
 _FORMS: Final = 1_024
@@ -45,6 +45,19 @@ class Waiting(Protocol):
 
     def set_exception(self, exception: Any, /) -> None:
         """End the future with an error."""
+
+
+class Timer(Protocol):
+    """Timer for the earliest deadline.
+
+    Attributes:
+        at: Time that the timer is set for.
+    """
+
+    at: float
+
+    def rearm(self) -> None:
+        """Set the timer for the earliest deadline of the table."""
 
 
 class AckReader:
@@ -238,3 +251,91 @@ class PublishTable:
         """Return the time when :meth:`expire` next has work; None if nothing is outstanding."""
         self._slice = math.nan  # the cached bucket is dropped if empty
         return self._deadlines.next_end()
+
+
+class QuickSender:
+    """Publishes on a connection that is up and has room; leaves every other publish to the caller.
+
+    Invariant: :meth:`send` either does all of a publish, or returns None and has changed nothing. So the
+    caller's own path checks, waits and raises errors, and this one needs to do none of that.
+
+    Args:
+        table: Table of the publishes without an ack.
+        nc: Connection of nats-py with the private names that a direct ``Link`` has checked.
+        future_type: Type of the futures, called with ``loop``.
+        loop: Event loop of the connection.
+        timer: Timer for the earliest deadline of the table.
+        clock: Returns the time of the event loop.
+        heads: Starts of the commands, up to the token, by checked subject.
+        retries: Publishes that wait for a retry. They count as outstanding, and are in no table.
+        max_outstanding: Maximum number of publishes without an ack.
+    """
+
+    __slots__ = ("_clock", "_future_type", "_heads", "_loop", "_most", "_nc", "_retries", "_table", "_timer")
+
+    def __init__(
+        self,
+        table: PublishTable,
+        nc: Any,
+        future_type: Callable[..., Any],
+        loop: Any,
+        timer: Timer,
+        *,
+        clock: Callable[[], float],
+        heads: dict[str, bytes],
+        retries: dict[Any, Any],
+        max_outstanding: int,
+    ) -> None:
+        self._table = table
+        self._nc = nc
+        self._future_type = future_type
+        self._loop = loop
+        self._timer = timer
+        self._clock = clock
+        self._heads = heads
+        self._retries = retries
+        self._most = max_outstanding
+
+    def send(
+        self, subject: str, body: bytes, block: bytes, seconds: float, attempts: int, wait: float
+    ) -> Any:
+        """Publish a message; return its future, or None if the caller has to check or to wait first.
+
+        Args:
+            subject: Subject of the message.
+            body: The payload.
+            block: The encoded headers; empty for a message without headers.
+            seconds: Seconds to wait for the ack.
+            attempts: Number of retries, kept in the future.
+            wait: Seconds before each retry, kept in the future.
+        """
+        nc, size = self._nc, len(block) + len(body)
+        head = self._heads.get(subject) if type(subject) is str else None
+        if (
+            head is None
+            or len(self._table) + len(self._retries) >= self._most
+            or nc._status != nc.CONNECTED
+            or nc._pending_data_size >= nc._max_pending_size
+            or size > nc._max_payload
+        ):
+            return None
+        deadline = self._clock() + seconds
+        future = self._future_type(loop=self._loop)
+        future.subject, future.before = subject, nc._err
+        future.kept = (deadline, head, block, body, attempts, wait) if attempts else None
+        frame = self._table.enter(future, deadline, head, block, body)
+        if deadline < self._timer.at:
+            self._timer.rearm()
+        self._buffer(frame, size)
+        return future
+
+    def _buffer(self, frame: bytes, size: int) -> None:
+        """Buffer a command, and wake the connection's flusher."""
+        nc = self._nc
+        nc._pending.append(frame)
+        nc._pending_data_size += len(frame)
+        stats = nc.stats
+        stats["out_msgs"] += 1
+        stats["out_bytes"] += size
+        if nc._flush_queue.empty():
+            nc._flush_queue.put_nowait(self._loop.create_future())

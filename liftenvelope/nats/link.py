@@ -1,9 +1,10 @@
 """Adapter for the user's nats-py connection, used by the rest of this package.
 
-All knowledge of nats-py's internals is here and, for reading, in ``receiving``. Frames are appended to the
-connection's command buffer, as ``nc.publish`` does for each message, but a whole batch at once and without an
-``await``. Each link checks the required private names once. If they have changed, everything goes through
-public methods, which are slower, and ``tests/integration/nats/test_link.py`` fails.
+All knowledge of nats-py's internals is here, for reading in ``receiving``, and for the quick path of
+JetStream publishes in ``_native.jet``. Frames are appended to the connection's command buffer, as
+``nc.publish`` does for each message, but a whole batch at once and without an ``await``. Each link checks the
+required private names once. If they have changed, everything goes through public methods, which are slower,
+and ``tests/integration/nats/test_link.py`` fails.
 
 Workarounds for nats-py (2.16):
 
@@ -44,6 +45,8 @@ _PRIVATE: Final = (
     "_pending",
     "_pending_data_size",
     "_max_pending_size",
+    "_max_payload",
+    "_err",
     "_flush_queue",
     "_flusher_task",
     "_status",
@@ -108,6 +111,11 @@ class Link:
         self.direct = all(hasattr(nc, name) for name in _PRIVATE)
         self._looked_at = 0
         self._is_backed_up = False
+
+    @property
+    def buffers_directly(self) -> bool:
+        """True if a frame may be appended to the buffer whenever nats-py's own limit leaves room."""
+        return self.direct and not _WRITELINES_IS_UNBOUNDED
 
     @property
     def max_payload(self) -> int:

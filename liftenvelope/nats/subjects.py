@@ -52,16 +52,19 @@ class CommandHeads:
     Args:
         reply: Start of the reply subject that follows. Default: none.
 
+    Attributes:
+        known: Cached starts by subject. Always the same dict.
+
     Example:
         >>> CommandHeads("_INBOX.a.").of("orders")
         b'PUB orders _INBOX.a.'
     """
 
-    __slots__ = ("_heads", "_reply")
+    __slots__ = ("_reply", "known")
 
     def __init__(self, reply: str = "") -> None:
         self._reply = reply
-        self._heads: dict[str, bytes] = {}
+        self.known: dict[str, bytes] = {}
 
     def of(self, subject: str) -> bytes:
         """Return the command up to the size, or up to the rest of the reply subject.
@@ -70,12 +73,12 @@ class CommandHeads:
             UsageError: As for :func:`publish_subject`.
         """
         try:
-            return self._heads[subject]
+            return self.known[subject]
         except (KeyError, TypeError):  # new, or not even a str
             publish_subject(subject)
-        if len(self._heads) >= _CACHED:
-            self._heads.clear()
-        head = self._heads[subject] = f"PUB {subject} {self._reply}".encode()
+        if len(self.known) >= _CACHED:
+            self.known.clear()
+        head = self.known[subject] = f"PUB {subject} {self._reply}".encode()
         return head
 
 

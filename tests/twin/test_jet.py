@@ -279,6 +279,148 @@ class TestTable:
         assert len(table) == 0
 
 
+class KeptFuture(Future):
+    """Future with what a publish notes in it."""
+
+    subject: str
+    before: Exception | None
+
+    def __init__(self, *, loop: Any) -> None:
+        super().__init__()
+        self.loop = loop
+
+
+class Queue(list[object]):
+    """Queue of nats-py's flusher."""
+
+    def empty(self) -> bool:
+        return not self
+
+    def put_nowait(self, item: object) -> None:
+        self.append(item)
+
+
+class Connection:
+    """The names of a nats-py connection that a publish reads and writes."""
+
+    CONNECTED = 1
+
+    def __init__(self) -> None:
+        self._status = 1
+        self._pending: list[bytes] = []
+        self._pending_data_size = 0
+        self._max_pending_size = 100
+        self._max_payload = 10
+        self._err = OSError("before")
+        self._flush_queue = Queue()
+        self.stats = {"out_msgs": 0, "out_bytes": 0}
+
+    def create_future(self) -> object:
+        """As the event loop, which the connection is here too."""
+        return "wake"
+
+
+class Timer:
+    """Timer that notes how often it is set."""
+
+    def __init__(self) -> None:
+        self.at, self.rearmed = 9.0, 0
+
+    def rearm(self) -> None:
+        self.rearmed += 1
+        self.at = 0.0
+
+
+class Quick:
+    """A quick sender and what it works on; the time is 2."""
+
+    def __init__(self, jet: ModuleType) -> None:
+        self.nc, self.timer, self.table = Connection(), Timer(), table_of(jet)
+        self.retries: dict[Any, Any] = {}
+        self.sender = jet.QuickSender(
+            self.table,
+            self.nc,
+            KeptFuture,
+            self.nc,
+            self.timer,
+            clock=lambda: 2.0,
+            heads={"a": HEAD},
+            retries=self.retries,
+            max_outstanding=3,
+        )
+
+    def send(self, subject: Any = "a", body: bytes = b"x", block: bytes = b"", seconds: float = 5.0) -> Any:
+        return self.sender.send(subject, body, block, seconds, 2, 0.25)
+
+
+class TestQuickSender:
+    @TWINS
+    def test_publish_enters_the_table_and_the_buffer(self, jet: ModuleType) -> None:
+        quick = Quick(jet)
+        future, nc = quick.send(block=b"NATS", body=b"xyz"), quick.nc
+        frame = HEAD.replace(b"PUB", b"HPUB") + b"1 4 7\r\nNATSxyz\r\n"
+        assert (nc._pending, nc._pending_data_size) == ([frame], len(frame))
+        assert nc.stats == {"out_msgs": 1, "out_bytes": 7}
+        assert (future.subject, future.before, future.loop) == ("a", nc._err, nc)
+        assert future.kept == (7.0, HEAD, b"NATS", b"xyz", 2, 0.25)
+        assert quick.table.expire_all() == [(future, "1")]
+
+    @TWINS
+    def test_flusher_is_woken_once(self, jet: ModuleType) -> None:
+        quick = Quick(jet)
+        assert None not in (quick.send(), quick.send())
+        assert quick.nc._flush_queue == ["wake"]
+
+    @TWINS
+    def test_timer_is_set_for_an_earlier_deadline_only(self, jet: ModuleType) -> None:
+        quick = Quick(jet)
+        for seconds, rearmed in ((8.0, 0), (6.0, 1), (6.0, 1)):
+            assert quick.send(seconds=seconds) is not None
+            assert quick.timer.rearmed == rearmed
+
+    @TWINS
+    def test_message_without_retries_is_not_kept(self, jet: ModuleType) -> None:
+        assert Quick(jet).sender.send("a", b"x", b"", 5.0, 0, 0.25).kept is None
+
+    @TWINS
+    @pytest.mark.parametrize(
+        ("names", "arguments"),
+        [
+            ({"_status": 4}, {}),
+            ({"_pending_data_size": 100}, {}),
+            ({"_max_payload": 1}, {"body": b"xy"}),
+            ({"_max_payload": 1}, {"block": b"x"}),
+            ({}, {"subject": "b"}),
+            ({}, {"subject": None}),
+            ({}, {"subject": []}),
+        ],
+    )
+    def test_refused_publish_changes_nothing(
+        self, jet: ModuleType, names: dict[str, Any], arguments: dict[str, Any]
+    ) -> None:
+        quick = Quick(jet)
+        assert quick.send() is not None
+        vars(quick.nc).update(names)
+        before = {**vars(quick.nc), "_pending": list(quick.nc._pending), "stats": dict(quick.nc.stats)}
+        assert quick.send(**arguments) is None
+        assert (vars(quick.nc), len(quick.table), quick.table.token) == (before, 1, "1")
+
+    @TWINS
+    def test_retries_count_as_outstanding(self, jet: ModuleType) -> None:
+        quick = Quick(jet)
+        quick.retries["task"] = "future"
+        assert [quick.send() is None for _ in range(3)] == [False, False, True]
+        quick.retries.clear()
+        assert quick.send() is not None
+
+    @TWINS
+    def test_deadline_that_is_not_finite_changes_nothing(self, jet: ModuleType) -> None:
+        quick = Quick(jet)
+        with pytest.raises(UsageError, match="finite"):
+            quick.send(seconds=float("inf"))
+        assert (quick.nc._pending, len(quick.table), quick.nc._flush_queue) == ([], 0, [])
+
+
 #: What is done to both: a publish with its deadline, acks for tokens, a token taken back, time that passes.
 STEPS = st.lists(
     st.one_of(

@@ -85,6 +85,14 @@ class TestOne:
         assert (await stream.get_message(3)).data == b""
         assert js.publish_async_pending == 0
 
+    async def test_known_subject_takes_the_quick_path(
+        self, js: JetStream, stream: Stream, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await js.publish(name)
+        monkeypatch.setattr(js, "_send", None)  # the full path
+        assert await js.publish(name, b"x", headers={"A": "b"}, timeout=10) == PubAck(name, 2)
+        assert (await stream.get_message(2)).headers == {"A": "b"}
+
     async def test_repeated_headers(self, js: JetStream, js_nc: Client, stream: Stream, name: str) -> None:
         """All of them are stored; whoever reads by nats-py sees the last of a name."""
         await js.publish(name, headers={"Via": ["a", "b"], "Tag": "x"}, message_id="1")
