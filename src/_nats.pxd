@@ -1,5 +1,5 @@
 # Parser for the lines that a NATS server sends, inlined into each extension. liftenvelope/_native/frames.py shows
-# their layout. It accepts only the exact form that servers write: one blank between words, decimal sizes, CRLF.
+# their layout. It accepts only the form that servers write: blanks between words, decimal sizes, CRLF.
 # Anything else is UNKNOWN, and the caller leaves it to the client that owns the connection.
 
 from libc.stdint cimport int64_t, uint8_t
@@ -54,6 +54,8 @@ cdef inline bint parse_head(const uint8_t* p, const uint8_t* end, Py_ssize_t siz
     cdef Slice words[5]
     cdef Py_ssize_t count = 0
     while True:
+        while p < end and p[0] == 32:  # nats-server 2.15.1 writes two for a reply that it leaves out
+            p += 1
         if count == 5:
             return False
         p = get_word(p, end, &words[count])
@@ -64,7 +66,6 @@ cdef inline bint parse_head(const uint8_t* p, const uint8_t* end, Py_ssize_t siz
             break
         if p[0] != 32:
             return False
-        p += 1
     if count != sizes + 2 and count != sizes + 3:
         return False
     head.subject = words[0]

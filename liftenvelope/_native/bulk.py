@@ -27,6 +27,7 @@ from liftenvelope._native.calls import (
     piece_of,
 )
 from liftenvelope._native.env import unmarshal_message
+from liftenvelope._native.frames import HMSG_LINE, MSG_LINE, OTHER_LINE
 from liftenvelope._native.payloads import read_message
 from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError
 
@@ -40,9 +41,6 @@ _LONGEST_LINE: Final = 65_536
 _CRLF: Final = 2
 _MAX_ENVELOPE: Final = 0x7FFFFFFF
 _LARGEST: Final = 2**63 - 1
-_MSG: Final = re.compile(rb"MSG ([^\s]+) (\d{1,18}) (?:([^\s]+) )?()(\d{1,18})")
-_HMSG: Final = re.compile(rb"HMSG ([^\s]+) (\d{1,18}) (?:([^\s]+) )?(\d{1,18}) (\d{1,18})")
-_OTHER_LINE: Final = re.compile(rb"PING|PONG|\+OK|-ERR '.+'|INFO [^\r]+")
 _NUMBER: Final = re.compile(rb"\d{1,19}")
 _BLANK: Final = b" \t\r\n"
 
@@ -304,9 +302,9 @@ class NatsRows(_Reader):
         line, body = data[at:found], found + 1
         if not line.endswith(b"\r"):
             return BROKEN
-        parsed = _MSG.fullmatch(line[:-1]) or _HMSG.fullmatch(line[:-1])
+        parsed = MSG_LINE.fullmatch(line[:-1]) or HMSG_LINE.fullmatch(line[:-1])
         if parsed is None:
-            known = _OTHER_LINE.fullmatch(line[:-1])
+            known = OTHER_LINE.fullmatch(line[:-1])
             return _Head(b"", 0, b"", 0, 0, body, body, False) if known else BROKEN
         subject, sid, reply, header_size, size = parsed.groups()
         end = body + int(size) + _CRLF

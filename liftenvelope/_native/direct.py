@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DirectFrames"]
 
-_HEAD: Final = re.compile(rb"HMSG (\S+) ([0-9]{1,18}) ([0-9]{1,9}) ([0-9]{1,9})\r\n")
+_HEAD: Final = re.compile(rb"HMSG +(\S+) +([0-9]{1,18}) +([0-9]{1,9}) +([0-9]{1,9})\r\n")
 _BLOCK: Final = re.compile(
     rb"(.*)\r\nNats-Stream: ([^\r\n]*)\r\nNats-Subject: ([^ \r\n]+)\r\nNats-Sequence: ([0-9]{1,18})\r\n"
     rb"Nats-Time-Stamp: ([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2}):([0-9]{2})"

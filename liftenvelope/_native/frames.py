@@ -66,9 +66,10 @@ _LONGEST: Final = 0xFFFFFFFF
 _SHOWN: Final = 32
 
 # The only forms that a server writes. All other lines are left to the client.
-_MSG: Final = re.compile(rb"MSG ([^\s]+) (\d{1,18}) (?:([^\s]+) )?()(\d{1,18})")
-_HMSG: Final = re.compile(rb"HMSG ([^\s]+) (\d{1,18}) (?:([^\s]+) )?(\d{1,18}) (\d{1,18})")
-_OTHER_LINE: Final = re.compile(rb"PING|PONG|\+OK|-ERR '.+'|INFO [^\r]+")
+# nats-server 2.15.1 writes two blanks for the reply that it leaves out of its answer to CONSUMER.RESET.
+MSG_LINE: Final = re.compile(rb"MSG +([^\s]+) +(\d{1,18}) +(?:([^\s]+) +)?()(\d{1,18})")
+HMSG_LINE: Final = re.compile(rb"HMSG +([^\s]+) +(\d{1,18}) +(?:([^\s]+) +)?(\d{1,18}) +(\d{1,18})")
+OTHER_LINE: Final = re.compile(rb"PING|PONG|\+OK|-ERR '.+'|INFO [^\r]+")
 # A longer line counts as malformed.
 _LONGEST_LINE: Final = 65_536
 _CRLF: Final = 2
@@ -440,7 +441,7 @@ class NatsWalker:
             return None, at + self._pass_all  # an end beyond `at` makes walk() leave everything
         line = bytes(self._buffer[at:end])
         head = _head(line[:-1])
-        sound = line.endswith(b"\r") and (head is not None or _OTHER_LINE.fullmatch(line[:-1]))
+        sound = line.endswith(b"\r") and (head is not None or OTHER_LINE.fullmatch(line[:-1]))
         if not sound or (head is not None and head.size > self._max_message):
             self._pass_all, head = True, None
         return head, end + 1
@@ -464,7 +465,7 @@ def _is_text(word: bytes) -> bool:
 
 def _head(line: bytes) -> _Head | None:
     """Parse an MSG or HMSG line without its end; return None for other or invalid lines."""
-    found = _MSG.fullmatch(line) or _HMSG.fullmatch(line)
+    found = MSG_LINE.fullmatch(line) or HMSG_LINE.fullmatch(line)
     if found is None:
         return None
     subject, sid, reply, header_size, size = found.groups()

@@ -6,14 +6,12 @@ So its ack floor is the last message that the query has processed, and its pendi
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from liftenvelope._deadlines import Deadline
 from liftenvelope.bulk.access import find_target
 from liftenvelope.bulk.sources import JetStreamSource
-from liftenvelope.errors import CallTimeoutError, ConsumerExistsError
+from liftenvelope.errors import ConsumerExistsError
 from liftenvelope.jetstream.api import natural
 from liftenvelope.spark.errors import OptionError
 
@@ -24,8 +22,6 @@ __all__ = ["CommitConsumers"]
 
 #: Seconds to wait for an answer or a reconnect, because the query waits for it.
 _TIMEOUT: Final = 2.0
-#: Seconds between two looks at the ack floor.
-_POLL: Final = 0.005
 #: First version of nats-server that resets consumers.
 _NEEDED: Final = (2, 14)
 #: Tells these consumers from those of applications, which must not be moved.
@@ -63,15 +59,7 @@ class CommitConsumers:
         if requests is None:
             requests = self._requests[stream] = self._opened(stream)
             self._create(requests)
-        path = f"{stream}.{self._name}"
-        # nats-server 2.15.1 answers a reset with two blanks before the size of the message, which the reader
-        # refuses. So the answer goes nowhere, and the consumer is asked for its ack floor.
-        requests.tell(f"CONSUMER.RESET.{path}", {"seq": offset + 1})
-        deadline = Deadline(_TIMEOUT)
-        while (floor := requests.ask(_ack_floor, f"CONSUMER.INFO.{path}")) != offset:
-            if deadline.is_over:
-                raise CallTimeoutError(f"the ack floor is still {floor} after {_TIMEOUT:g} s")
-            time.sleep(_POLL)
+        requests.ask(_ack_floor, f"CONSUMER.RESET.{stream}.{self._name}", {"seq": offset + 1})
 
     def _opened(self, stream: str) -> JetStreamSource:
         connection = self._options.connection

@@ -267,6 +267,14 @@ class TestNatsRows:
         data = msg(b"a", SID, ack(1, 1), b"", b"x") + msg(b"a", SID, ack(9, 2), b"", b"x")
         assert run_nats(twin, data, [], 0, (9, 999), 4)[-1][3] == [(1, 4)]
 
+    def test_words_stand_between_any_number_of_blanks(self, twin: Any) -> None:
+        whole = msg(b"a", SID, ack(1, 1), b"", b"x")
+        line, end, rest = whole.partition(b"\r\n")
+        wide = line.replace(b" ", b"   ") + end + rest
+        found = run_nats(twin, wide, [], 0, (9, 999), -1)[-1]
+        assert found == run_nats(twin, whole, [], 0, (9, 999), -1)[-1]
+        assert found[0] == 1
+
     @pytest.mark.parametrize(
         "data",
         [b"HTTP/1.1 400 Bad\r\n", b"PING\n", b"MSG a 7 2000000\r\n", b"HMSG a 7 9 3\r\n", b"x" * 70_000],

@@ -80,6 +80,18 @@ def test_messages_are_taken_and_all_else_is_left(frames: ModuleType, size: int) 
 
 
 @TWINS
+@pytest.mark.parametrize("reply", [b"", b"r"])
+def test_words_stand_between_any_number_of_blanks(frames: ModuleType, reply: bytes) -> None:
+    """nats-server 2.15.1 writes two blanks where it leaves out the reply in its answer to CONSUMER.RESET."""
+    data = b""
+    for whole in (msg(OPEN, b"one", reply=reply), hmsg(OPEN, b"two", reply=reply)):
+        line, end, rest = whole.partition(b"\r\n")
+        data += line.replace(b" ", b"   ") + end + rest
+    expected = [("a.b", reply, None, b"one"), ("a.b", reply, HEADERS, b"two")]
+    assert walk_all(walker_of(frames), [data]) == ({OPEN: expected}, b"")
+
+
+@TWINS
 def test_order_is_kept_around_what_is_left(frames: ModuleType) -> None:
     walker = walker_of(frames)
     walker.feed(msg(OPEN, b"1") + msg(PAYLOADS, b"2") + b"PONG\r\n" + b"PING\r\n" + msg(PAYLOADS, b"3"))
@@ -106,7 +118,7 @@ def test_what_is_left_is_not_held_back(frames: ModuleType) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        b"MSG a.b 1\r\n", b"MSG  a.b 1 3\r\n", b"MSG a.b 1 3 \r\n", b"MSG a.b x 3\r\n", b"MSG a.b 1 -3\r\n",
+        b"MSG a.b 1\r\n", b"MSG  \r\n", b"MSG a.b 1 3 \r\n", b"MSG a.b x 3\r\n", b"MSG a.b 1 -3\r\n",
         b"MSG a.b 1 r q 3\r\n", b"MSG a.b 1 1234567890123456789\r\n", b"MSG \xff 1 3\r\n", b"MSG a.b 1 3\n",
         b"MSG a.b 1 201\r\n", b"HMSG a.b 1 3\r\n", b"HMSG a.b 1 5 3\r\n", b"HMSG a.b 1 r q 1 3\r\n",
         b"msg a.b 1 3\r\n", b"MSG\ta.b 1 3\r\n", b"PING \r\n", b"\r\n", b"\n", b"-ERR ''\r\n", b"-ERR x\r\n",

@@ -21,7 +21,7 @@ from liftenvelope.errors import (
     StreamNotFoundError,
     TransportError,
 )
-from liftenvelope.jetstream.api import api_prefix, encode_payload, natural, parse_ns
+from liftenvelope.jetstream.api import api_prefix, natural, parse_ns
 from liftenvelope.jetstream.infos import StreamInfo
 from liftenvelope.jetstream.names import check_stream_name
 from liftenvelope.rpc.address import Address, parse_address
@@ -189,23 +189,6 @@ class JetStreamRequests:
                     if fresh or not again:
                         raise
         raise AssertionError
-
-    def tell(self, subject: str, payload: dict[str, Any]) -> None:
-        """Send an API request over the shared connection after an :meth:`ask`, and drop its answer.
-
-        Args:
-            subject: Subject of the request, without the prefix of the API.
-            payload: The request.
-
-        Raises:
-            TransportError, CallTimeoutError: The request could not be sent.
-        """
-        # nats-server ignores requests without a reply subject. Nobody subscribes to this one.
-        reply = f"{self.access.inbox_prefix}.none"
-        with self._lock:
-            if self._control is None:
-                self._control = self.connect()
-            self._control.publish(f"{self.prefix}.{subject}", encode_payload(payload), reply)
 
     def streams(self) -> list[str]:
         """Return the sorted names of all streams.
