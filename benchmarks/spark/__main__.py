@@ -4,24 +4,25 @@ With arguments, which pytest gets (``-k source`` for one group), it only shows i
 writes it elsewhere.
 """
 
+import os
 import sys
 from pathlib import Path
-
-import pytest
 
 _HERE = Path(__file__).parent
 _RESULTS = () if sys.argv[1:] else (f"--results={_HERE.parent / 'RESULTS-SPARK.md'}",)
 
-sys.exit(
-    pytest.main(
-        [
-            str(_HERE),
-            "-q",
-            "--benchmark-enable",
-            "--benchmark-quiet",
-            "--timeout=1800",
-            *_RESULTS,
-            *sys.argv[1:],
-        ]
-    )
+os.execv(
+    sys.executable,
+    [
+        sys.executable,
+        "-m",
+        "pytest",
+        str(_HERE),
+        "-q",
+        "--benchmark-enable",
+        "--benchmark-quiet",
+        "--timeout=1800",
+        *_RESULTS,
+        *sys.argv[1:],
+    ],
 )
