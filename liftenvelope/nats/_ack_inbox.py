@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -473,7 +474,8 @@ class AckInbox:
         """Handle a subscription that the connection has ended."""
         if self._ended is None:
             told = {"inbox": self.subject, "pending": len(self._pending)}
-            log.warning("%(inbox)s ended with its connection, %(pending)d without ack", told, extra=told)
+            level = logging.WARNING if self._pending else logging.INFO
+            log.log(level, "%(inbox)s ended with its connection, %(pending)d without ack", told, extra=told)
             self._end("the NATS connection was closed or drained", failed=True)
 
     def _end(self, reason: str, *, failed: bool = False) -> None:

@@ -131,6 +131,20 @@ async def test_ack_inbox_whose_connection_is_closed(
         await inbox.close()
 
 
+async def test_ack_inbox_without_pending_acks_warns_of_nothing(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "liftenvelope")
+    nc = await connect(nats_server.url)
+    inbox = await AckInbox(nc).start()
+    await nc.close()
+    line = f"{inbox.subject} ended with its connection, 0 without ack"
+    await until(lambda: line in caplog.text)
+    assert [one.levelno for one in caplog.records if one.message == line] == [logging.INFO]
+    with suppress(TransportError):
+        await inbox.close()
+
+
 def test_bulk_read_and_write_that_go_on(
     jetstream_server: NatsServer, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
