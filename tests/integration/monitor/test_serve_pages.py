@@ -196,13 +196,15 @@ async def test_command_with_workers_serves_the_pages(server: NatsServer, tmp_pat
     command += ["--workers", "2", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--monitor"]
     command += ["--monitor-allow-changes", "--monitor-token-file", str(token)]
     process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        *command, stderr=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}
     )
-    assert process.stdout is not None
+    assert process.stderr is not None
     try:
-        line = (await process.stdout.readline()).decode()
+        line = ""
+        while ", and the monitor on " not in line:
+            line = (await process.stderr.readline()).decode()
+            assert line, "the command has ended"
         url = line.partition(", and the monitor on ")[2].strip()
-        assert url.endswith("/monitor/"), line
         known = {"Authorization": f"Bearer {TOKEN}"}
         async with aiohttp.ClientSession(url, headers=known) as session, asyncio.timeout(240):
             assert await key_of(session)
