@@ -80,6 +80,9 @@ class _LineRun:
         try:
             await self._publish(source)
         except asyncio.CancelledError:  # Ctrl-C
+            if self._pending:
+                lines = _lines(len(self._pending))
+                click.echo(f"Note: waiting for the acks of {lines}; Ctrl-C again ends the wait", err=True)
             await self._finish()
             click.echo(f"Note: {self._summary()}", err=True)
             raise
@@ -89,8 +92,7 @@ class _LineRun:
         if self._failed:
             raise LiftEnvelopeError(reason + self._summary())
         if not self._options.as_json:
-            count = self._counts["acked"]
-            click.echo(f"stored {count:,} {'line' if count == 1 else 'lines'}")
+            click.echo(f"stored {_lines(self._counts['acked'])}")
 
     async def _publish(self, source: ByteSource) -> None:
         splitter = LineSplitter(self._options.max_line_bytes)
@@ -163,3 +165,7 @@ class _LineRun:
     def _summary(self) -> str:
         counts = ", ".join(f"{self._counts[kind]:,} {kind}" for kind in _KINDS)
         return f"Lines: {counts}. Line {self._next:,} and those after it were not published"
+
+
+def _lines(count: int) -> str:
+    return f"{count:,} {'line' if count == 1 else 'lines'}"
