@@ -211,6 +211,9 @@ class FastPublisher(RowPublisher):
     def _close(self, batch: FastBatch) -> None:
         """Count the stored rows of a batch that has ended.
 
+        If all rows are stored and the sequence of the last one is unknown, that row is sent again as a batch
+        of its own. The server drops it by its message id, and its ack has the sequence.
+
         Raises:
             TransportError: Rows are left that can be sent again.
             WriteFailedError: A row was refused, or the number of stored rows is unknown.
@@ -222,16 +225,18 @@ class FastPublisher(RowPublisher):
             if not self._ident or (batch.error is not None and not row):
                 raise self._failed(error) from error
             # The message ids let the server drop those resent rows that it has stored already.
-            self._batch, self._done = None, self._done + batch.stored
+            self._batch, self._done = None, self._done + min(batch.stored, batch.rows - 1)
             raise TransportError(f"rows from {self._done} on are sent again: {error}") from error
         self._batch, self._step, self._done = None, batch.step, self._done + batch.count
         if batch.ack is not None:
+            if batch.rows == batch.count > 1 and not batch.ack.sequence:  # nothing but duplicates
+                self._done -= 1
             self._first = batch.ack.sequence - 1 if self._first < 0 else self._first
             self._last = max(self._last, batch.ack.sequence - 1)
             self._duplicates += batch.ack.duplicate
         if batch.error is not None:
             raise self._refused(batch.base + row - 1, error, 0)
-        if batch.is_lossy or not batch.count:
+        if (batch.is_lossy or not batch.count) and self._done < self._current.stop:
             raise TransportError(
                 f"the server did not store row {self._done}: it is overloaded, or the stream has no leader"
             )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
+import select
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import nats
@@ -310,7 +313,8 @@ class TestWhatIsStoredOfAFailedWrite:
         options: Any = {"subject": f"{name}.x", "mode": "fast", "message_id": "job"}
         assert bulk.write(url, name, numbers(18_000), **options).acked == 18_000
         done = bulk.write(url, name, numbers(20_000), **options)
-        assert (done.acked, done.duplicates, done.offsets) == (20_000, 1, {0: (0, 19_999)})
+        # The first row, and the last row of a batch with nothing but duplicates, are reported.
+        assert (done.acked, done.duplicates, done.offsets) == (20_000, 2, {0: (0, 19_999)})
         assert values(url, name) == list(range(20_000))
 
 
@@ -401,6 +405,54 @@ class TestLostConnections:
             assert failed.acked <= len(stored) <= failed.acked + failed.unknown
         else:
             assert len(stored) == 20_000
+
+
+def relay(client: socket.socket, port: int, until: bytes | None = None) -> None:
+    """Pass a connection on to a server until the client closes it, or it has answered something.
+
+    With ``until``, the end of a batch of fast ingest is held back, with all that follows it.
+    """
+    answered, lasts = b"", True
+    with client, socket.create_connection(("127.0.0.1", port)) as server:
+        while until is None or until not in answered:
+            ready = select.select([client, server] if lasts else [server], [], [])[0]
+            if server in ready:
+                data = server.recv(65_536)
+                answered += data
+                client.sendall(data)
+            if client in ready:
+                data = client.recv(65_536)
+                if not data:
+                    return
+                if until is not None and b".3.$FI 0" in data:  # the rows have headers
+                    data, lasts = re.split(rb"(?<!H)PUB ", data)[0], False
+                server.sendall(data)
+
+
+class TestForgottenBatch:
+    @pytest.mark.parametrize("is_stored", [False, True])
+    def test_rows_are_stored_once_at_the_offsets_told(self, is_stored: bool) -> None:
+        """The server acks each row of a batch, and forgets it by a restart before its end."""
+        with jetstream() as server, socket.create_server(("127.0.0.1", 0)) as way:
+            open_stream(server.url, "numbers")
+            options: Any = {"subject": "numbers.x", "mode": "fast", "message_id": "job", "access": ACCESS}
+            if is_stored:
+                bulk.write(server.url, "numbers", numbers(20), **options)
+            url = f"nats://127.0.0.1:{way.getsockname()[1]}"
+            rows = numbers(20).to_reader(10)
+            with ThreadPoolExecutor(1) as pool:
+                writing = pool.submit(bulk.write, url, "numbers", rows, max_in_flight=1, **options)
+                # The first row is a batch of its own. The other nine are the next one.
+                relay(way.accept()[0], server.port, until=b'"seq":9,')
+                server.kill()
+                server.start()
+                way.settimeout(0.1)
+                while not writing.done():
+                    with suppress(TimeoutError):
+                        relay(way.accept()[0], server.port)
+                written = writing.result()
+            assert (written.acked, written.offsets) == (20, {0: (0, 19)})
+            assert values(server.url, "numbers") == list(range(20))
 
 
 class TestWhichMode:
