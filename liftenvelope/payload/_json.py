@@ -67,7 +67,9 @@ class Json(InferredFormat):
         return JsonDecoder(self, self.fields(sample), columns)
 
     def _inferred(self, sample: pa.Array) -> pa.Schema:
-        return infer_schema([found for found in map(object_of, sample.to_pylist()) if found is not None])
+        found = infer_schema([row for row in map(object_of, sample.to_pylist()) if row is not None])
+        # A writer must not end a read by a field with the name of the column of unknown fields.
+        return pa.schema([field for field in found if self.unknown == "drop" or field.name != EXTRA])
 
     def encoder(self, schema: pa.Schema) -> PayloadEncoder:
         """Return an encoder; see :meth:`PayloadFormat.encoder`."""

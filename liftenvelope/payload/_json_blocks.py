@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from liftenvelope.payload._formats import BadValue
+from liftenvelope.payload._json_decimals import DecimalGuard
 from liftenvelope.payload._mismatch import mismatch
 from liftenvelope.payload._rows import bisected, empty_batch, joined, with_nulls
 
@@ -40,6 +41,8 @@ _PARTS: Final = 8
 _SEARCH_ROWS: Final = 128
 _SPACE: Final = b" \t\r\n"
 _NOT_JSON: Final = "no JSON object"
+#: Parsed in place of a value that the reader must not see: a row of nulls.
+_EMPTY: Final = b"{}"
 
 
 class _ConstantError(Exception):
@@ -71,6 +74,7 @@ class BlockParser:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
+        self._decimals = DecimalGuard(schema)
         secret = f"liftenvelope-{secrets.token_hex(16)}"
         self._separator = b'\n{"%s":1}\n' % secret.encode()
         self._options = pj.ParseOptions(
@@ -82,9 +86,15 @@ class BlockParser:
     def parse(self, values: pa.Array) -> tuple[pa.RecordBatch, Sequence[BadValue]]:
         """Return one row per value, with nulls for a bad value, and the bad values."""
         values = values.cast(pa.binary())
+        refused = self._decimals.faults(values)
+        if refused:
+            kept = pa.array([index not in refused for index in range(len(values))], pa.bool_())
+            values = pc.if_else(kept, values, _EMPTY)
         rows, size = len(values), values.nbytes
         step = rows if size <= _BLOCK_BYTES else max(1, rows * _BLOCK_BYTES // size)
-        return self._parse_parts(values, step)
+        batch, bad = self._parse_parts(values, step)
+        refusals = [BadValue(index, reason) for index, reason in refused.items()]
+        return batch, sorted([*bad, *refusals], key=lambda value: value.index)
 
     def _parse_parts(self, values: pa.Array, step: int) -> tuple[pa.RecordBatch, Sequence[BadValue]]:
         batches: list[pa.RecordBatch] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -106,6 +107,47 @@ def test_one_bad_message_of_many_is_found_at_its_place() -> None:
     assert found.batches[0]["a"].to_pylist() == expected
 
 
+#: Decimals that move pyarrow's reader past its table of powers of ten.
+FAR_DECIMALS = [
+    b"1e-999999999",
+    b"0E-99",
+    b'"1e-999999999"',
+    b'"1\\u0065-999999999"',
+    b'"1e\\u002d999999999"',
+    b"1e-" + b"0" * 5_000 + b"999999999",
+    b"1e-" + b"9" * 5_000,
+    b"0." + b"0" * 60 + b"1",
+    b"1.00000000000000000000000000000000000000e-20",
+]
+
+
+@pytest.mark.parametrize("number", FAR_DECIMALS, ids=range(len(FAR_DECIMALS)))
+def test_decimal_with_too_many_places_is_bad_alone(number: bytes) -> None:
+    kind = pa.decimal128(38, 10)
+    schema = pa.schema({"d": kind, "l": pa.list_(pa.struct({"d": kind}))})
+    deep = b'{"x":' + b"[" * 20_000 + b"]" * 20_000 + b',"d":' + number + b"}"
+    values = [b'{"d":1.5,"f":1e-99}', b'{"d":' + number + b"}", b'{"l":[{"d":' + number + b"}]}", deep]
+    found = Json(schema).decoder().decode(pa.array([*values, b'{"d":"2e-7"}']))
+    assert [value.index for value in found.bad] == [1, 2, 3]
+    expected = [Decimal("1.5"), None, None, None, Decimal("2e-7")]
+    assert found.batches[0]["d"].to_pylist() == expected
+
+
+def test_decimals_within_the_reach_of_the_reader_are_as_before() -> None:
+    schema = pa.schema({"d": pa.decimal128(38, 38)})
+    values = [
+        b'{"d":0e-76}',
+        b'{"d":1e-38}',
+        b'{"d":0.' + b"0" * 37 + b"1}",
+        b'{"d":1e-0000005}',
+        b'{"d":1e-39}',
+    ]
+    found = Json(schema).decoder().decode(pa.array(values))
+    small = Decimal("1e-38")
+    assert found.batches[0]["d"].to_pylist() == [Decimal(0), small, small, Decimal("1e-5"), None]
+    assert [value.index for value in found.bad] == [4]
+
+
 @given(batches(json_types))
 @settings(max_examples=60, deadline=None)
 def test_rows_are_equal_after_a_round_trip(rows: pa.RecordBatch) -> None:
@@ -161,6 +203,28 @@ class TestInference:
         wide = json.dumps({f"f{number}": 1 for number in range(1_100)})
         found = self.decoder(wide, '{"f1099": 2}').schema
         assert (len(found), "f1099" in found.names) == (1_000, True)
+
+    def test_number_of_fields_in_structs_is_limited(self) -> None:
+        inner = {f"g{number}": 1 for number in range(100)}
+        wide = json.dumps({"l": [{f"h{number}": 1 for number in range(500)}] * 3} | {"x": inner, "y": inner})
+        found = self.decoder(wide, *[json.dumps({"a": {"b": {"c": 1}}})] * 2).schema
+        assert found.field("a").type == pa.struct({"b": pa.struct({"c": pa.int64()})})
+        wider = json.dumps({f"f{number}": inner for number in range(100)})
+        found = self.decoder(wider, *[json.dumps({"a": {"b": {"c": 1}}})] * 2).schema
+        assert sum(field.type.num_fields for field in found) == 1_000
+        assert found.names[-1] == "a"
+
+    @pytest.mark.parametrize("value", ['{"a": 1, "\\udc00": 2}', '{"a": 1, "s": {"\\udc00": 2}}'])
+    def test_name_with_a_lone_surrogate_is_left_out(self, value: str) -> None:
+        decoder = self.decoder(value, '{"a": 2}')
+        assert decoder.schema == pa.schema({"a": pa.int64()})
+        found = decoder.decode(pa.array([value.encode(), b'{"a": 2}']))
+        assert found.batches[0]["a"].to_pylist()[1] == 2
+
+    def test_field_with_the_name_of_the_column_of_unknown_fields_stays_in_it(self) -> None:
+        values = pa.array([b'{"a": 1, "extra": 2}', b'{"a": 3}'])
+        found = Json(unknown="keep").decoder(values).decode(values)
+        assert found.batches[0].to_pylist() == [{"a": 1, "extra": '{"extra":2}'}, {"a": 3, "extra": None}]
 
     def test_deep_fields_are_left_out(self) -> None:
         deep = '{"b": 1, "a": ' + "[" * 500 + "1" + "]" * 500 + "}"
