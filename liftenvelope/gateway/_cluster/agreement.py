@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-from liftenvelope.errors import LiftEnvelopeError
+from liftenvelope.errors import InternalError, LiftEnvelopeError
+from liftenvelope.gateway._cluster.stored_json import check_fields, read_stored
 from liftenvelope.gateway._protocol.names import encode_name
 from liftenvelope.nats.link import Link
 
@@ -28,6 +30,16 @@ __all__ = ["Agreement"]
 
 #: Seconds to wait for a gateway that hangs. Asking a killed gateway fails at once: it has no subscription.
 _PATIENCE: Final = 5.0
+#: Questions that are answered at once. Any client that may publish here can ask.
+_MOST: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Which revision of a stream another gateway wants confirmed."""
+
+    name: str
+    revision: int
 
 
 class Agreement:
@@ -82,6 +94,8 @@ class Agreement:
             return  # the gateway is dead or cut off: it reads the records when it is back
 
     async def _asked(self, msg: Msg) -> None:
+        if len(self._answering) >= _MOST:
+            return
         # In a task, because nats-py passes on the next message only after this callback returns.
         task = asyncio.get_running_loop().create_task(self._answer(msg))
         self._answering.add(task)
@@ -89,16 +103,20 @@ class Agreement:
 
     async def _answer(self, msg: Msg) -> None:
         try:
-            question = json.loads(msg.data)
-            name, revision = str(question["name"]), int(question["revision"])
-        except (ValueError, TypeError, KeyError):
+            asked = read_stored(_question, msg.data, "a question")
+        except InternalError:
             return  # not from a gateway
         try:
             async with asyncio.timeout(_PATIENCE):
-                await self._registry.seen(name, revision)
+                await self._registry.seen(asked.name, asked.revision)
             await self._api.send(msg.reply, b"")
         except (TimeoutError, LiftEnvelopeError):
             return  # the asking gateway has stopped waiting, or is unreachable
+
+
+def _question(found: dict[str, Any]) -> _Question:
+    values = check_fields(_Question, found)
+    return _Question(values["name"], values["revision"])
 
 
 def _subject(id_: str) -> str:

@@ -19,11 +19,10 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope.errors import (
     CallTimeoutError,
-    InternalError,
     JetStreamError,
     LiftEnvelopeError,
     TransportError,
@@ -31,6 +30,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.gateway._cluster.lease import Lease
 from liftenvelope.gateway._cluster.mirror import Mirror
+from liftenvelope.gateway._cluster.stored_json import check_fields, read_stored
 from liftenvelope.gateway._protocol.failures import has_no_room
 from liftenvelope.gateway._protocol.names import encode_name
 from liftenvelope.group.clock import time_since_boot
@@ -68,6 +68,13 @@ class Broker:
     id: str
     host: str
     port: int
+
+
+def _broker(found: dict[str, Any]) -> Broker:
+    broker = Broker(**check_fields(Broker, found))
+    if not 0 <= broker.port < 1 << 16:
+        raise ValueError(f"port must be from 0 to 65535, got {broker.port}")
+    return broker
 
 
 def leader_of(stream: str, partition: int, brokers: Iterable[str]) -> str:
@@ -310,10 +317,7 @@ class LiveBrokers:
         if entry.value is None:
             self._forget(entry.key, logging.INFO, "has left")
             return
-        try:
-            broker = Broker(**json.loads(entry.value))
-        except (ValueError, TypeError) as exc:
-            raise InternalError(f"the entry of a gateway can't be read: {exc}: {entry.value[:80]!r}") from exc
+        broker = read_stored(_broker, entry.value, "the entry of a gateway")
         if broker.id == self.me:
             self._note(self._lease.read_back(entry.revision))
             return

@@ -7,7 +7,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
-from liftenvelope.errors import InternalError
+from liftenvelope.gateway._cluster.stored_json import check_fields, read_stored
 from liftenvelope.gateway._protocol.names import partition_stream, partition_subject
 
 __all__ = ["PartitionRecord", "RecordedEvent", "StreamPhase", "StreamRecord"]
@@ -141,14 +141,16 @@ class StreamRecord:
         Raises:
             InternalError: The data is no record, so another program writes into the bucket.
         """
-        try:
-            found: dict[str, Any] = json.loads(data)
-            found["state"] = StreamPhase(found["state"])
-            found["partitions"] = tuple(PartitionRecord(**part) for part in found["partitions"])
-            found["events"] = tuple(RecordedEvent(**event) for event in found.get("events", ()))
-            return cls(**found)
-        except (ValueError, TypeError, KeyError, UnicodeDecodeError) as exc:
-            raise InternalError(f"a stream's record can't be read: {exc}: {data[:80]!r}") from exc
+        return read_stored(cls._from_values, data, "a stream's record")
+
+    @classmethod
+    def _from_values(cls, found: dict[str, Any]) -> Self:
+        parts = [check_fields(PartitionRecord, part) for part in found["partitions"]]
+        events = [check_fields(RecordedEvent, event) for event in found.get("events", ())]
+        found["state"] = StreamPhase(found["state"])
+        found["partitions"] = tuple(PartitionRecord(**part) for part in parts)
+        found["events"] = tuple(RecordedEvent(**event) for event in events)
+        return cls(**check_fields(cls, found))
 
     def setting(self, name: str) -> int:
         """Return a setting of the request; 0 if the request did not give it."""

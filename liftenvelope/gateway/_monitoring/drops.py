@@ -10,7 +10,6 @@ another nats-server if that is a readable file.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import re
@@ -19,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 from liftenvelope._checks import about
 from liftenvelope.errors import LiftEnvelopeError, UsageError
+from liftenvelope.jetstream.api import read_as, read_json
 
 if TYPE_CHECKING:
     from liftenvelope.gateway._core import Core
@@ -166,8 +166,9 @@ async def account_of(core: Core) -> str:
     """Return the NATS account of the gateway's connection; ``$G`` if the server does not report it."""
     try:
         msg = await core.js.api.ask("$SYS.REQ.USER.INFO", repeat=True)
-        return str(json.loads(msg.data)["data"]["account"])
-    except (LiftEnvelopeError, ValueError, TypeError, KeyError):
+        what = "the answer about the user"
+        return str(read_as(lambda answer: answer["data"]["account"], read_json(msg.data, what), what))
+    except LiftEnvelopeError:
         return _GLOBAL
 
 

@@ -8,6 +8,7 @@ from liftenvelope.errors import (
     AckTimeoutError,
     CallTimeoutError,
     EnvelopeTooLargeError,
+    InternalError,
     JetStreamError,
     LiftEnvelopeError,
     NoJetStreamError,
@@ -35,6 +36,8 @@ _STATUSES: Final[tuple[tuple[tuple[type[LiftEnvelopeError], ...], StatusCode, st
     ((AckTimeoutError, CallTimeoutError), _C.DEADLINE_EXCEEDED, "JetStream did not answer in time: {}"),
     ((NoJetStreamError,), _C.UNAVAILABLE, "JetStream does not answer: {}"),
     ((JetStreamError,), _C.INTERNAL, "JetStream: {}"),
+    # A record or a cursor that can't be read: another attempt would read the same.
+    ((InternalError,), _C.INTERNAL, "{}"),
     ((LiftEnvelopeError,), _C.UNAVAILABLE, "NATS: {}"),
 )
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
+from liftenvelope._checks import MAX_INT64
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import InternalError
 from liftenvelope.gateway._protocol.names import encode_name
@@ -112,7 +113,11 @@ class CursorService:
 def _parsed(entry: BucketEntry) -> int:
     if not entry.value:
         return _MISSING  # never set, or deleted by hand
+    text = f"cursor {entry.key!r} can't be read: {entry.value[:40]!r}"
     try:
-        return int(entry.value)
+        offset = int(entry.value)
     except ValueError as exc:
-        raise InternalError(f"cursor {entry.key!r} can't be read: {entry.value[:40]!r}") from exc
+        raise InternalError(text) from exc
+    if not -MAX_INT64 - 1 <= offset <= MAX_INT64:
+        raise InternalError(text)
+    return offset

@@ -97,7 +97,34 @@ def test_record_with_all_fields_written_out_can_be_read() -> None:
     assert StreamRecord.from_json(json.dumps(asdict(stored)).encode()) == stored
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"name":1}', b"\xff", b'{"state":"odd"}'])
+SOUND = b'{"state":"ready","partitions":[{}],"name":"n","subject":"s","id":"1"'
+
+
+def test_record_with_the_least_fields_can_be_read() -> None:
+    assert StreamRecord.from_json(SOUND + b"}") == record("n", subject="s")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b'{"name":1}',
+        b"\xff",
+        b'{"state":"odd"}',
+        b"[" * 100_000,
+        SOUND + b',"owner":5}',
+        SOUND + b',"owner":"\\ud800"}',
+        SOUND + b',"created_ns":9223372036854775808}',
+        SOUND + b',"created_ns":true}',
+        SOUND + b',"settings":[]}',
+        SOUND + b',"settings":{"minIsr":9223372036854775808}}',
+        SOUND + b',"events":[{"token":1,"gateway":"","run":"","data":""}]}',
+        SOUND.replace(b"{}", b'{"paused":1}') + b"}",
+        SOUND.replace(b"{}", b'{"source":1}') + b"}",
+    ],
+)
 def test_what_is_no_record(data: bytes) -> None:
     with pytest.raises(InternalError, match="record"):
         StreamRecord.from_json(data)
@@ -353,6 +380,7 @@ def test_what_covers_what(wide: list[str], subject: list[str]) -> None:
         (AckTimeoutError("x"), StatusCode.DEADLINE_EXCEEDED),
         (NoJetStreamError(503, "x"), StatusCode.UNAVAILABLE),
         (JetStreamError(500, "x", 1), StatusCode.INTERNAL),
+        (InternalError("x"), StatusCode.INTERNAL),
         (TransportError("x"), StatusCode.UNAVAILABLE),
     ],
 )
