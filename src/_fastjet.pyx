@@ -328,6 +328,7 @@ cdef class QuickSender:
             or len(self.table.index) + len(self.retries) >= self.most
             or nc._status != self.connected
             or nc._pending_data_size >= nc._max_pending_size
+            or type(nc._max_payload) is not int  # the server may have sent anything
             or size > nc._max_payload
         ):
             return None

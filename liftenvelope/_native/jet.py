@@ -316,6 +316,7 @@ class QuickSender:
             or len(self._table) + len(self._retries) >= self._most
             or nc._status != nc.CONNECTED
             or nc._pending_data_size >= nc._max_pending_size
+            or type(nc._max_payload) is not int  # the server may have sent anything
             or size > nc._max_payload
         ):
             return None

@@ -21,6 +21,7 @@ from liftenvelope.cli._server_checks import (
     version_finding,
 )
 from liftenvelope.errors import PermissionDeniedError
+from liftenvelope.nats.link import max_payload_of
 
 if TYPE_CHECKING:
     from nats.aio.client import Client as NatsClient
@@ -87,7 +88,7 @@ class Servers:
 
     async def check(self) -> list[Finding]:
         """Return the findings. A request that the user may not send is a skipped check."""
-        findings = [payload_finding(self._nc.max_payload)]
+        findings = [payload_finding(max_payload_of(self._nc))]
         title = "versions and clocks of the servers"
         findings += await self._checked(_EACH, title, "", _each)
         remedy = "run doctor with a user of the system account"
@@ -110,7 +111,7 @@ class Servers:
             return findings
         except PermissionDeniedError as exc:
             return [skipped(title, str(exc), remedy)]
-        except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as exc:
             return [skipped(title, f"the answer of a server can't be read: {exc!r}")]
 
     async def _ask(self, subject: str) -> list[ServerAnswer]:

@@ -19,6 +19,7 @@ from liftenvelope.errors import (
 from liftenvelope.group.errors import GroupLimitError, GroupUnavailableError
 from liftenvelope.jetstream import JetStream
 from liftenvelope.jetstream.bucket import Bucket, BucketEntry
+from liftenvelope.nats.link import max_payload_of
 
 __all__ = ["GroupStore"]
 
@@ -53,7 +54,7 @@ class GroupStore:
     @property
     def largest_value(self) -> int:
         """Size in bytes of a value that certainly fits in one NATS message."""
-        return self._js.api.nc.max_payload - _HEADERS
+        return max_payload_of(self._js.api.nc) - _HEADERS
 
     async def open(self, patience: float) -> None:
         """Create or find the bucket, retrying while JetStream is unavailable.

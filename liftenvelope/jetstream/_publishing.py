@@ -25,7 +25,7 @@ from liftenvelope.jetstream.publish_frames import (
     status_error,
 )
 from liftenvelope.nats.expiry import ExpiryTimer
-from liftenvelope.nats.link import Link
+from liftenvelope.nats.link import Link, max_payload_of
 from liftenvelope.nats.receiving import DirectSubscription, deliver_directly, read_directly
 from liftenvelope.nats.subjects import CommandHeads
 
@@ -217,10 +217,8 @@ class Publishing:
     ) -> PublishFuture:
         """Check a message, wait for room and send it: the full path, for what the quick one does not take."""
         size = len(block) + len(body)
-        if size > self._nc.max_payload:
-            raise UsageError(
-                f"the message must be at most {self._nc.max_payload} bytes, the server's limit, got {size}"
-            )
+        if size > (limit := max_payload_of(self._nc)):
+            raise UsageError(f"the message must be at most {limit} bytes, the server's limit, got {size}")
         head = self._heads.of(subject)
         await self._room(size, seconds)
         future = PublishFuture(loop=self._loop)

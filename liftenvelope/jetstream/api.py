@@ -21,7 +21,7 @@ from liftenvelope.errors import (
     jetstream_error,
 )
 from liftenvelope.jetstream.names import check_domain, check_prefix
-from liftenvelope.nats.link import Link
+from liftenvelope.nats.link import Link, max_payload_of
 from liftenvelope.nats.subjects import wire_subject
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class Api:
 
     def check_size(self, size: int) -> None:
         """Raise UsageError if a message of ``size`` bytes exceeds the server's maximum payload."""
-        if size > (limit := self.nc.max_payload):
+        if size > (limit := max_payload_of(self.nc)):
             raise UsageError(f"the message must be at most {limit} bytes, the server's limit, got {size}")
 
     def _check_open(self) -> None:

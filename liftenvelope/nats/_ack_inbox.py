@@ -19,7 +19,7 @@ from liftenvelope.nats._event_log import log
 from liftenvelope.nats._feed import AckFeed
 from liftenvelope.nats._outcomes import failure_of, outcome_of
 from liftenvelope.nats.expiry import ExpiryTimer
-from liftenvelope.nats.link import Link
+from liftenvelope.nats.link import Link, max_payload_of
 from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
 from liftenvelope.nats.subjects import CommandHeads, publish_subject
 
@@ -232,7 +232,7 @@ class AckInbox:
                 expected_offset=expected_offset,
                 crc=crc,
             )
-            if len(payload) > (limit := self.nc.max_payload):
+            if len(payload) > (limit := max_payload_of(self.nc)):
                 raise EnvelopeTooLargeError(f"the envelope must be at most {limit} bytes, got {len(payload)}")
             future.sent, future.subject = False, subject
             is_full = self._outbox or self._outstanding >= self.max_outstanding

@@ -27,7 +27,7 @@ from nats.aio.transport import TcpTransport
 from nats.protocol.command import sub_cmd
 from nats.protocol.parser import PERMISSIONS_ERR
 
-from liftenvelope.errors import TransportError
+from liftenvelope.errors import ServerProtocolError, TransportError
 from liftenvelope.nats.subjects import wire_subject
 
 if TYPE_CHECKING:
@@ -65,6 +65,20 @@ def _forgets_backpressure() -> bool:
 
 
 _WRITELINES_IS_UNBOUNDED: Final = _forgets_backpressure()
+
+
+def max_payload_of(nc: Client) -> int:
+    """Return the maximum size of a message that the server accepts, in bytes.
+
+    nats-py keeps whatever the server has sent.
+
+    Raises:
+        ServerProtocolError: The server has sent something else than an integer.
+    """
+    found: object = nc.max_payload
+    if type(found) is not int:
+        raise ServerProtocolError(f"max_payload of the NATS server must be an integer, got {found!r:.40}")
+    return found
 
 
 def is_encrypted(nc: Client) -> bool:
@@ -119,8 +133,12 @@ class Link:
 
     @property
     def max_payload(self) -> int:
-        """Maximum size of a message that the server accepts, in bytes."""
-        return int(self._nc.max_payload)
+        """Maximum size of a message that the server accepts, in bytes.
+
+        Raises:
+            ServerProtocolError: The server has sent something else than an integer.
+        """
+        return max_payload_of(self._nc)
 
     @property
     def is_connected(self) -> bool:

@@ -135,9 +135,6 @@ _JSON: Final[dict[str, bytes]] = {
 
 _GREETINGS: Final[dict[str, bytes]] = {
     **{f"INFO {name}": b"INFO " + text + b"\r\n" for name, text in _JSON.items()},
-    "max_payload is a text": INFO.replace(b"1048576", b'"x"'),
-    "max_payload is negative": INFO.replace(b"1048576", b"-1"),
-    "max_payload is huge": INFO.replace(b"1048576", b"9" * 30),
     "nonce is a number": INFO.replace(b'"proto"', b'"auth_required":true,"nonce":5,"proto"'),
     "connect_urls of junk": INFO.replace(b'"proto"', b'"connect_urls":[5,null,"","a:b:c","[::"],"proto"'),
     "version is junk": INFO.replace(b'"2.15.1"', b"[]"),
@@ -146,6 +143,18 @@ _GREETINGS: Final[dict[str, bytes]] = {
     "line without end": b"INFO " + b"x" * 100_000,
     "error": b"-ERR '" + b"x" * 1_000 + b"'\r\n",
     "TLS, then junk": INFO.replace(b'"proto"', b'"tls_required":true,"proto"') + b"junk" * 1_000,
+}
+#: Values of max_payload. nats-py believes them all.
+_PAYLOADS: Final[dict[str, bytes]] = {
+    "text": b'"x"',
+    "number as a text": b'"1048576"',
+    "negative": b"-1",
+    "zero": b"0",
+    "huge": b"9" * 30,
+    "infinite": b"1e400",
+    "fraction": b"1.5",
+    "null": b"null",
+    "list": b"[1]",
 }
 _SIZES: Final[dict[str, bytes]] = {
     "message of 5 GB": b"MSG x 1 5000000000\r\n",
@@ -201,6 +210,38 @@ _GREETING_ROWS += [
         pong=b"PONG\r\n" + claim,
     )
     for name, claim in _SIZES.items()
+]
+
+_GREETING_ROWS += [
+    HostileServer(
+        name=f"nats greets: max_payload of {name}",
+        wire="nats",
+        calls=_ALL,
+        greeting=INFO.replace(b"1048576", value),
+    )
+    for name, value in _PAYLOADS.items()
+]
+_GREETING_ROWS += [
+    HostileServer(
+        name="nats greets: no max_payload",
+        wire="nats",
+        calls=_ALL,
+        greeting=INFO.replace(b'"max_payload":1048576,', b""),
+    ),
+]
+_GREETING_ROWS += [
+    HostileServer(
+        name=f"nats greets: {count:,} connect_urls",
+        wire="nats",
+        calls=calls,
+        greeting=INFO.replace(
+            b'"proto"',
+            b'"connect_urls":[%b],"proto"'
+            % b",".join(b'"10.1.%d.%d:4222"' % (i >> 8, i & 255) for i in range(count)),
+        ),
+    )
+    # nats-py itself fails at a line beyond 32 KiB.
+    for count, calls in ((1_000, _ALL), (20_000, _BULK))
 ]
 
 _API_ROWS: list[HostileServer] = [

@@ -34,6 +34,7 @@ SECURED: Final = [row for row in GATEWAY if row.tls and row not in SILENT]
 SERVERS_OF_SLICE: Final = (
     "nats greets: INFO number of 5,000 digits",
     "nats greets: HTTP/1.1",
+    "nats greets: max_payload of text",
     "nats greets: endless line",
     "nats claims before login: message of 5 GB",
     "nats claims after login: negative message",

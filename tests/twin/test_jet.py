@@ -389,6 +389,8 @@ class TestQuickSender:
             ({"_status": 4}, {}),
             ({"_pending_data_size": 100}, {}),
             ({"_max_payload": 1}, {"body": b"xy"}),
+            ({"_max_payload": "10"}, {}),
+            ({"_max_payload": None}, {}),
             ({"_max_payload": 1}, {"block": b"x"}),
             ({}, {"subject": "b"}),
             ({}, {"subject": None}),

@@ -16,6 +16,7 @@ from liftenvelope.envelope import new_message
 from liftenvelope.errors import LiftEnvelopeError, NoJetStreamError
 from liftenvelope.gateway._protocol.failures import TOO_LARGE, has_no_room, status_of
 from liftenvelope.gateway._publishing.targets import PublishTarget, ack_of
+from liftenvelope.nats.link import max_payload_of
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class Intake:
     @property
     def max_message(self) -> int:
         """Size of the largest envelope, in bytes."""
-        return min(self._core.options.limits.max_message_bytes, self._core.nc.max_payload)
+        return min(self._core.options.limits.max_message_bytes, max_payload_of(self._core.nc))
 
     def check_size(self, envelope: bytes) -> None:
         """Check that an envelope is not too large.
