@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict
 
-from liftenvelope._checks import as_count, as_seconds
+from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope.errors import PushConsumerError, UsageError
 from liftenvelope.jetstream._consumer_config import AckPolicy, ConsumerConfig, PriorityPolicy
 from liftenvelope.jetstream._pull import BYTES_BATCH, PullLimits
@@ -282,9 +282,9 @@ def _times(expires: float, beat: float) -> dict[str, int]:
     """Return both times in nanoseconds. The server refuses heartbeats above half of ``expires``.
 
     Rounding alone could exceed that limit by one nanosecond, hence the ``min``. Rounding could also give 0:
-    such a pull never expires.
+    such a pull never expires. The server refuses times beyond 64 bits of nanoseconds, which are 292 years.
     """
-    waits = max(to_ns(expires), 1)
+    waits = min(max(to_ns(expires), 1), MAX_INT64)
     return {"expires": waits, "idle_heartbeat": min(to_ns(beat), waits // 2)} if beat else {"expires": waits}
 
 

@@ -58,6 +58,13 @@ def test_heartbeats_of_fetches(
     assert again["expires"] <= first["expires"]
 
 
+def test_pulls_wait_for_at_most_64_bits_of_nanoseconds() -> None:
+    plan = fetch_plan(ConsumerConfig(), max_messages=1, max_bytes=None, expires=1e15, idle_heartbeat=None)
+    assert pull_of(plan.payload(1, None))["expires"] == 2**63 - 1
+    plan = consume_plan(ConsumerConfig(), expires=1e15, idle_heartbeat=5)
+    assert pull_of(plan.payload(1, None))["expires"] == 2**63 - 1
+
+
 @pytest.mark.parametrize(
     ("ack_policy", "seconds"), [(AckPolicy.NONE, 4), (AckPolicy.ALL, 30), (AckPolicy.EXPLICIT, 30)]
 )
