@@ -184,7 +184,7 @@ def _ack_rules() -> Iterator[Rule[ConsumerInfo]]:
         check="consumers with a short ack_wait",
         test=_short_wait,
         expected=f"{_ACK_WAIT:g} s or more, and longer than the work on a message",
-        remedy="create the consumer anew with a longer --ack-wait",
+        remedy="set a longer time by consumer edit --ack-wait, or --backoff",
     )
 
 
@@ -205,13 +205,13 @@ def _delivery_rules() -> Iterator[Rule[ConsumerInfo]]:
         check="consumers that deliver once",
         test=lambda info: "max_deliver 1" if _delivers_once(info) else None,
         expected="max_deliver of 2 or more, or -1, so that a message is redelivered if its reader fails",
-        remedy="create the consumer anew with a larger --max-deliver",
+        remedy="raise it by consumer edit --max-deliver",
     )
     yield Rule(
         check="consumers that wait for acks",
         test=_stalled,
         expected="fewer messages without an ack than max_ack_pending",
-        remedy="check that readers ack, or raise max_ack_pending",
+        remedy="check that readers ack, or raise the limit by consumer edit --max-pending",
     )
 
 
