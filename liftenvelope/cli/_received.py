@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["from_jetstream", "print_json", "print_message", "print_raw"]
 
 
-def print_message(message: Received) -> None:
-    """Print the message for people."""
+def print_message(message: Received, *more: str) -> None:
+    """Print the message for people, with more words in its first line."""
     number = f"offset {message.offset}" if message.partition is not None else f"sequence {message.offset + 1}"
     place = "" if message.partition is None else f"partition {message.partition}"
     key = f"key={shown_bytes(message.key)}" if message.key else ""
-    words = (number, place, shown_time(message.timestamp_ns), shown(message.subject), key)
+    words = (number, place, shown_time(message.timestamp_ns), shown(message.subject), key, *more)
     click.secho("  ".join(filter(None, words)), bold=True)
     if message.envelope is not None:
         click.echo(f"  envelope: {_delivery(message.envelope)}")
@@ -37,8 +37,8 @@ def print_message(message: Received) -> None:
     click.echo("\n".join(f"    {line}".rstrip() for line in text.split("\n")))
 
 
-def print_json(message: Received) -> None:
-    """Print the message as one line of JSON, with the names of ``liftenvelope read``."""
+def print_json(message: Received, **more: object) -> None:
+    """Print the message as one line of JSON, with the names of ``liftenvelope read``, and more fields."""
     found: dict[str, Any] = {"stream": message.stream, "offset": message.offset}
     if message.partition is None:
         found["sequence"] = message.offset + 1
@@ -56,7 +56,7 @@ def print_json(message: Received) -> None:
         }
     if message.fault:
         found["malformed_envelope"] = message.fault
-    echo_json(found)
+    echo_json({**found, **more})
 
 
 def print_raw(message: Received) -> None:

@@ -13,9 +13,10 @@ from liftenvelope._version import __version__
 #: Commands of other modules, each with its line in the help. A module is imported when its command is used:
 #: to import all of them takes a second, also at each press of the Tab key.
 _ELSEWHERE: Final = {
+    "account": "Show limits and use of an account (JetStream).",
     "archive": "Write streams into tables, each message once, until SIGTERM.",
     "bench": "Measure publishing and reading on your servers.",
-    "consumer": "List, create, pause and delete consumers (JetStream).",
+    "consumer": "List, create, change, read and delete consumers (JetStream).",
     "cursor": "Read and set cursors: positions of readers (Liftbridge).",
     "decode": "Show the fields of an envelope or an ack.",
     "demo": "Publish envelopes on NATS to the gateway or a Liftbridge server, and verify every ack.",

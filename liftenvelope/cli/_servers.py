@@ -109,10 +109,11 @@ class CommandServers:
             yield nc
         except CallTimeoutError as exc:
             # The server tells of a refused subject apart from the request, which then gets no answer.
-            reason = str(nc.last_error)
+            text, reason = str(exc), str(nc.last_error)
             if "permissions violation" not in reason.lower():
                 raise
-            raise PermissionDeniedError(0, f"{exc}: {without_secrets(reason)}") from exc
+            text = text if reason in text else f"{text}: {reason}"
+            raise PermissionDeniedError(0, without_secrets(text)) from exc
         finally:
             await close_connection(nc)
 

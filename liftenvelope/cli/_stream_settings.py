@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from liftenvelope.cli._config_changes import config_option, overlaid, read_config
 from liftenvelope.cli._places import DurationType, SizeType
 from liftenvelope.errors import UsageError
 
@@ -96,12 +95,7 @@ _JETSTREAM_OPTIONS: Final = (
     click.option("--allow-batched/--no-allow-batched", default=None, help="JetStream: fast batches."),
     click.option("--deny-delete/--no-deny-delete", default=None, help="JetStream: no message is deleted."),
     click.option("--deny-purge/--no-deny-purge", default=None, help="JetStream: no purging."),
-    click.option(
-        "--config",
-        "config_file",
-        type=click.Path(exists=True, dir_okay=False),
-        help="JetStream: file with the configuration as JSON; options override it.",
-    ),
+    config_option,
 )
 _LIFTBRIDGE_OPTIONS: Final = (
     click.option("--partitions", type=click.IntRange(min=1), help="Liftbridge: partitions.  [default: 1]"),
@@ -160,25 +154,8 @@ def jetstream_config(name: str, options: dict[str, Any], base: StreamConfig | No
     fields = _renamed(options, _JETSTREAM, "JetStream")
     found: dict[str, Any] = {} if base is None else base.to_json()
     if file is not None:
-        found |= _read_config(file)
-    found["name"] = name
-    written = StreamConfig(**{"name": name, **fields}).to_json()
-    # A value that is the default, such as -1 for no limit, must replace another one.
-    for field in fields.keys() - written.keys():
-        found.pop(field, None)
-    return StreamConfig.from_json({**found, **written})
-
-
-def _read_config(path: str) -> dict[str, Any]:
-    try:
-        found = json.loads(Path(path).read_bytes())
-    except (ValueError, RecursionError) as exc:
-        raise UsageError(f"--config must be a file with JSON, got {path}: {exc}") from exc
-    if isinstance(found, dict) and isinstance(found.get("config"), dict):
-        found = found["config"]  # as `stream info --json` and the nats command write it
-    if not isinstance(found, dict):
-        raise UsageError(f"--config must be a file with a JSON object, got {type(found).__name__} in {path}")
-    return found
+        found |= read_config(file)
+    return overlaid(StreamConfig, found, {"name": name, **fields})
 
 
 def liftbridge_settings(name: str, options: dict[str, Any]) -> dict[str, Any]:

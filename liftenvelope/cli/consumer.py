@@ -1,20 +1,22 @@
-"""``liftenvelope consumer``: lists, creates, pauses and deletes consumers of JetStream streams."""
+"""``liftenvelope consumer``: lists, creates, changes, reads and deletes consumers of JetStream."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from liftenvelope.cli._config_changes import own_metadata, print_changes, setting_text
 from liftenvelope.cli._confirming import confirm, yes_option
-from liftenvelope.cli._places import DurationType, StartType
+from liftenvelope.cli._consumer_messages import next_messages
+from liftenvelope.cli._consumer_settings import changed_consumer, create_options, edit_options, new_consumer
+from liftenvelope.cli._places import DurationType
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._terminal import echo_json, plain, print_facts, print_table, report, shown_time
-from liftenvelope.errors import UsageError
+from liftenvelope.errors import JetStreamError
 
 if TYPE_CHECKING:
-    from liftenvelope.jetstream import ConsumerConfig, ConsumerInfo
+    from liftenvelope.jetstream import ConsumerConfig, ConsumerInfo, JetStream
 
 __all__ = ["consumer"]
 
@@ -24,7 +26,10 @@ _NAME: Final = click.argument("name", metavar="CONSUMER")
 
 @click.group()
 def consumer() -> None:
-    """List, create, pause and delete consumers (JetStream)."""
+    """List, create, change, read and delete consumers (JetStream)."""
+
+
+consumer.add_command(next_messages)
 
 
 @consumer.command("ls")
@@ -70,31 +75,7 @@ async def info_of_consumer(servers: CommandServers, stream: str, name: str, as_j
 @consumer.command("create")
 @_STREAM
 @_NAME
-@click.option("--filter", "filters", multiple=True, help="Deliver only this subject; repeatable.")
-@click.option(
-    "--deliver",
-    type=StartType("all", "new", "last", "last-per-subject"),
-    default="all",
-    show_default=True,
-    help="First message: all, new, last, last-per-subject, a sequence, a time, or an age such as 1h.",
-)
-@click.option(
-    "--ack",
-    "ack_policy",
-    type=click.Choice(["explicit", "all", "none"]),
-    default="explicit",
-    show_default=True,
-    help="How messages are acknowledged.",
-)
-@click.option("--ack-wait", type=DurationType(), help="Time until redelivery.  [default: 30s]")
-@click.option("--max-deliver", type=int, help="Deliveries of one message; -1: no limit.")
-@click.option("--max-pending", "max_ack_pending", type=int, help="Messages delivered and without an ack.")
-@click.option("--max-waiting", type=int, help="Pulls that may wait.")
-@click.option("--ephemeral", is_flag=True, help="Delete the consumer when nobody uses it.")
-@click.option("--inactive-threshold", type=DurationType(), help="Idle time after which to delete it.")
-@click.option("--pinned-group", metavar="GROUP", help="Priority group whose messages one client gets.")
-@click.option("--overflow-group", metavar="GROUP", help="Priority group for clients that take overflow.")
-@click.option("--description", help="Text for people.")
+@create_options
 @json_option
 @on_servers
 async def create_consumer(
@@ -102,44 +83,41 @@ async def create_consumer(
 ) -> None:
     """Create the pull consumer CONSUMER of STREAM."""
     servers.need("nats", "consumer create")
-    config = _config(name, options)
+    config = new_consumer(name, options)
     async with servers.jetstream() as js:
         info = (await js.create_consumer(stream, config)).cached_info
     _show(info, as_json)
 
 
-def _config(name: str, options: dict[str, Any]) -> ConsumerConfig:
-    from liftenvelope.jetstream import AckPolicy, ConsumerConfig, PriorityPolicy
+@consumer.command("edit")
+@_STREAM
+@_NAME
+@edit_options
+@click.option("--dry-run", is_flag=True, help="Show the changes, and make none.")
+@json_option
+@on_servers
+async def edit_consumer(
+    servers: CommandServers, stream: str, name: str, dry_run: bool, as_json: bool, **options: Any
+) -> None:
+    """Change settings of CONSUMER, which keeps its position."""
+    servers.need("nats", "consumer edit")
+    async with servers.jetstream() as js:
+        old = (await js.consumer(stream, name)).cached_info.config
+        new = changed_consumer(old, options)
+        if not dry_run and new != old:
+            new = await _updated(js, stream, new)
+    names = {"stream": stream, "consumer": name}
+    print_changes("consumer", names, old, new, dry_run=dry_run, as_json=as_json)
 
-    groups = {"pinned_client": options.pop("pinned_group"), "overflow": options.pop("overflow_group")}
-    given = [(policy, group) for policy, group in groups.items() if group is not None]
-    if len(given) > 1:
-        raise UsageError("--pinned-group and --overflow-group exclude each other; leave one of them out")
-    if given:
-        options["priority_policy"] = PriorityPolicy(given[0][0])
-        options["priority_groups"] = (given[0][1],)
-    is_ephemeral = options.pop("ephemeral")
-    return ConsumerConfig(
-        name=name,
-        durable_name=None if is_ephemeral else name,
-        filter_subjects=options.pop("filters"),
-        ack_policy=AckPolicy(options.pop("ack_policy")),
-        **_start(options.pop("deliver")),
-        **{field: value for field, value in options.items() if value is not None},
-    )
 
-
-def _start(place: Any) -> dict[str, Any]:
-    from liftenvelope.jetstream import DeliverPolicy
-
-    if isinstance(place, str):
-        return {"deliver_policy": DeliverPolicy(place.replace("-", "_"))}
-    if isinstance(place, int):
-        if place < 1:
-            raise UsageError(f"--deliver must be a sequence of 1 or more, a time or a word, got {place}")
-        return {"deliver_policy": DeliverPolicy.BY_START_SEQUENCE, "opt_start_seq": place}
-    moment = datetime.now(UTC) - place if isinstance(place, timedelta) else place
-    return {"deliver_policy": DeliverPolicy.BY_START_TIME, "opt_start_time": moment}
+async def _updated(js: JetStream, stream: str, config: ConsumerConfig) -> ConsumerConfig:
+    try:
+        return (await js.update_consumer(stream, config)).cached_info.config
+    except JetStreamError as exc:
+        if "can not be updated" not in exc.description:
+            raise
+        text = f"{exc.description}: create another consumer for it"
+        raise JetStreamError(exc.code, text, exc.err_code) from exc
 
 
 @consumer.command("pause")
@@ -223,17 +201,23 @@ def _show(info: ConsumerInfo, as_json: bool) -> None:
         for one in info.priority_groups
         if one.pinned_client_id
     ]
+    own = own_metadata(config.metadata)
     facts: dict[str, object] = {
         "stream": info.stream_name,
         "description": config.description or None,
         "kind": f"push to {config.deliver_subject}" if config.is_push else "pull",
         "durable": "yes" if config.durable_name else "no",
         "filter": ", ".join(filters) or None,
+        "metadata": setting_text("metadata", own) if own else None,
         "start": config.deliver_policy,
         "ack policy": config.ack_policy,
         "ack wait": f"{config.ack_wait:g} s" if config.ack_wait else None,
+        "backoff": setting_text("backoff", config.backoff) if config.backoff else None,
         "max deliver": config.max_deliver,
         "max ack pending": config.max_ack_pending,
+        "inactive threshold": f"{config.inactive_threshold:g} s" if config.inactive_threshold else None,
+        "headers only": "yes" if config.headers_only else None,
+        "replicas": config.num_replicas or None,
         "priority groups": ", ".join(config.priority_groups) or None,
         "pinned": ", ".join(pinned) or None,
         "created": shown_time(info.created),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from liftenvelope._checks import RESERVED
+from liftenvelope.cli._config_changes import print_changes
 from liftenvelope.cli._confirming import confirm, yes_option
 from liftenvelope.cli._findings import counted
 from liftenvelope.cli._liftbridge_checks import is_gateway
@@ -283,15 +284,7 @@ async def edit_stream(
         new = jetstream_config(name, options, old)
         if not dry_run and new != old:
             new = (await js.update_stream(new)).cached_info.config
-    was, now = plain(old), plain(new)
-    changes = {field: {"old": was[field], "new": now[field]} for field in now if was[field] != now[field]}
-    if as_json:
-        echo_json({"stream": name, "dry_run": dry_run, "changes": changes})
-    elif changes:
-        rows = [(field, _word(one["old"]), _word(one["new"])) for field, one in changes.items()]
-        print_table(["setting", "old", "new"], rows)
-    else:
-        click.echo(shown(f"stream {name} has these settings already"))
+    print_changes("stream", {"stream": name}, old, new, dry_run=dry_run, as_json=as_json)
 
 
 @stream.command("pause")
@@ -432,7 +425,3 @@ async def watch_streams(
 
     watch = Watch(names=names, start=start, limit=limit, no_follow=no_follow, api=api, as_json=as_json)
     await (watch_jetstream if servers.is_jetstream else watch_liftbridge)(servers, watch)
-
-
-def _word(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
