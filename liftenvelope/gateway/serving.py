@@ -11,9 +11,11 @@ import os
 import signal
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -21,7 +23,7 @@ from nats.aio.client import Client
 
 from liftenvelope._checks import about, is_encodable
 from liftenvelope._secrets import without_secrets
-from liftenvelope.errors import TransportError, UsageError
+from liftenvelope.errors import TransportError, UsageError, UsageTypeError
 from liftenvelope.gateway._gateway import Gateway
 from liftenvelope.gateway._program.nats_access import check_login, check_readable, client_tls, server_tls
 from liftenvelope.gateway._program.nats_connection import connection_to
@@ -51,6 +53,8 @@ _NATS_TLS: Final = ("nats_tls_ca", "nats_tls_cert", "nats_tls_key")
 #: Parameter of mallopt() for the size of blocks that glibc maps on their own, and that size in bytes.
 _MMAP_THRESHOLD: Final = -3
 _LARGE_BLOCK: Final = 1 << 20
+#: Settings with checks of their types elsewhere.
+_OWN_CHECKS: Final = ("connect", "gateway", "limits", "max_message_bytes")
 
 
 def data_folder() -> Path:
@@ -161,12 +165,14 @@ class Serving:
         """Return the settings that a JSON object holds, where the limits are an object as well.
 
         Raises:
-            UsageError: A setting is invalid.
+            UsageError: A setting is unknown or invalid.
         """
-        gateway = dict(values.get("gateway", {}))
+        given = _checked("the settings", values, _defaults(cls))
+        _known("connect", given.get("connect", {}), signature(Client.connect).parameters.keys() - {"self"})
+        gateway = dict(_checked("gateway", given.get("gateway", {}), _defaults(Gateway)))
         if (limits := gateway.get("limits")) is not None:
-            gateway["limits"] = Limits(**limits)
-        return cls(**{**values, "gateway": gateway})
+            gateway["limits"] = Limits(**_known("limits", limits, _defaults(Limits)))
+        return cls(**{**given, "gateway": gateway})
 
     def new_gateway(self, nc: Client, read_nc: Client | None) -> Gateway:
         """Return a gateway that is not started yet.
@@ -209,6 +215,48 @@ class Serving:
             raise about(UsageError(text), "nats_tls_cert", "nats_tls_key")
         if self.nats_tls_server_name is not None:
             check_server_name(self.nats_tls_server_name, "nats_tls_server_name")
+
+
+def _defaults(kind: type) -> dict[str, object]:
+    """Return the arguments of a class that JSON can hold, with their defaults."""
+    found = {name: one.default for name, one in signature(kind).parameters.items()}
+    return {name: default for name, default in found.items() if name not in ("nc", "read_nc", "tls")}
+
+
+def _known(where: str, values: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return an object of JSON whose keys are all known.
+
+    Raises:
+        UsageError: A key is unknown.
+        UsageTypeError: It is no object.
+    """
+    if not isinstance(values, dict):
+        raise UsageTypeError(f"{where} must be a JSON object, got {type(values).__name__}")
+    known = sorted(names)
+    for name in values:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            advice = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
+            raise UsageError(f"{name!r} is unknown in {where}: {advice}")
+    return values
+
+
+def _checked(where: str, values: Any, defaults: Mapping[str, object]) -> dict[str, Any]:
+    """Return an object of JSON whose keys are known and whose values have the types of the defaults.
+
+    Raises:
+        UsageError: A key is unknown.
+        UsageTypeError: It is no object, or a value has another type.
+    """
+    for name, value in _known(where, values, defaults).items():
+        default = defaults[name]
+        if value is default or name in _OWN_CHECKS:
+            continue
+        expected = str if default is None else type(default)
+        types = (int, float) if expected is float else (expected,)
+        if not isinstance(value, types) or (isinstance(value, bool) and expected is not bool):
+            raise UsageTypeError(f"{name} must be {expected.__name__}, got {type(value).__name__}")
+    return dict(values)
 
 
 @asynccontextmanager
