@@ -23,7 +23,8 @@ class ResetOutcome(StrEnum):
     PLANNED = "planned"
     RESET = "reset"
     FAILED = "failed"
-    #: The request was sent and not answered: the group may go on at the old offset or at the new one.
+    #: The group may go on at the old offset or at the new one: the request was not answered, or a member may
+    #: have joined meanwhile.
     UNKNOWN = "unknown"
     NOT_TRIED = "not tried"
 
@@ -76,7 +77,9 @@ def incomplete_reset(name: str, changes: Sequence[Reset]) -> GroupError | None:
 
 def _listed(changes: Sequence[Reset]) -> str:
     if any(one.error for one in changes):
-        return "; ".join(f"{one}: {one.error}" for one in changes)
+        reasons = dict.fromkeys(one.error for one in changes)
+        named = {text: ", ".join(str(one) for one in changes if one.error == text) for text in reasons}
+        return "; ".join(f"{names}: {text}" for text, names in named.items())
     is_reset = bool(changes) and changes[0].outcome is ResetOutcome.RESET
     return ", ".join(f"{one} to {one.new}" if is_reset else str(one) for one in changes) or "none"
 

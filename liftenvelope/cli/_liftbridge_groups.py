@@ -143,7 +143,8 @@ class LiftbridgeGroups:
     async def reset(self, name: str, plan: Sequence[Reset]) -> list[Reset]:
         """Set the cursors of a group, up to the first that fails. Return each change with its outcome.
 
-        Offset 0 deletes the cursor: no cursor can stand before offset 0.
+        If a member may have joined in the meantime, the outcome of all changes is unknown. Offset 0 deletes
+        the cursor: no cursor can stand before offset 0.
 
         Raises:
             GroupError: The group has members, which would overwrite the change.
@@ -158,11 +159,21 @@ class LiftbridgeGroups:
                 rest = plan[len(done) + 1 :]
                 return [*done, one.failed(exc), *(replace(r, outcome=ResetOutcome.NOT_TRIED) for r in rest)]
             done.append(replace(one, outcome=ResetOutcome.RESET))
-        # The API can't keep members out. One that joined before its cursor was set goes on at the old offset.
-        if await self._has_members(name):
-            text = f"a member of group {name!r} joined during the reset, and may go on at the old offsets"
-            raise GroupError(f"{text}: stop it, and reset the group again")
+        if doubt := await self._doubt(name):
+            return [replace(one, outcome=ResetOutcome.UNKNOWN, error=doubt) for one in done]
         return done
+
+    async def _doubt(self, name: str) -> str:
+        """Return why a group may go on at its old offsets, although its cursors were set; empty if it can't.
+
+        The API can't keep members out. One that joined before its cursor was set goes on at the old offset.
+        """
+        try:
+            if not await self._has_members(name):
+                return ""
+        except LiftEnvelopeError as exc:
+            return f"the cursor was set, but no server told if a member joined meanwhile: {exc}"
+        return "the cursor was set, but a member joined meanwhile and may go on at the old offset: stop it"
 
     async def _has_members(self, name: str) -> bool:
         return name in (await self._client.fetch_metadata(streams=[], groups=[name])).groups

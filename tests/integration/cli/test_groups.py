@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 import nats
@@ -272,18 +272,21 @@ def test_reset_and_deletion_of_a_group_of_liftbridge(lift: tuple[str, str], name
     assert "there is no stream" in missing
 
 
-class KillsServer(list[Reset]):
-    """Changes of which the first can be made, and before the second the server is killed."""
+class Interrupted(list[Reset]):
+    """Changes, and something that happens after some of them are made."""
 
-    def __init__(self, changes: list[Reset], cluster: LiftbridgeCluster) -> None:
+    def __init__(self, changes: list[Reset], after: int, event: Callable[[], object]) -> None:
         super().__init__(changes)
-        self._cluster = cluster
+        self._after = after
+        self._event = event
 
     def __iter__(self) -> Iterator[Reset]:
         for number, change in enumerate(super().__iter__()):
-            if number == 1:
-                self._cluster.kill()
+            if number == self._after:
+                self._event()
             yield change
+        if len(self) == self._after:
+            self._event()
 
 
 def test_partial_reset_of_liftbridge_names_what_was_reset(name: str) -> None:
@@ -293,7 +296,7 @@ def test_partial_reset_of_liftbridge_names_what_was_reset(name: str) -> None:
         async with LiftbridgeGroups.open(find_servers(url, None, 10)) as admin:
             found = await admin.describe(name, [name])
             plan = await admin.plan(found.partitions, "latest")
-            done = await admin.reset(name, KillsServer(plan, cluster))
+            done = await admin.reset(name, Interrupted(plan, 1, cluster.kill))
         assert [one.outcome for one in done] == ["reset", "unknown", "not tried"]
         return str(incomplete_reset(name, done))
 
@@ -301,6 +304,23 @@ def test_partial_reset_of_liftbridge_names_what_was_reset(name: str) -> None:
         text = asyncio.run(work(cluster))
     assert f"Reset: {name}[0] to 0. Unknown: {name}[1]: " in text
     assert f". Not tried: {name}[2]. See group describe" in text
+
+
+def test_reset_of_liftbridge_whose_check_for_members_fails_is_unknown(name: str) -> None:
+    async def work(cluster: LiftbridgeCluster) -> str:
+        url = f"liftbridge://{cluster.addresses[0]}"
+        await asyncio.to_thread(text_of, "stream", "create", name, "--partitions", "2", "--url", url)
+        async with LiftbridgeGroups.open(find_servers(url, None, 10)) as admin:
+            found = await admin.describe(name, [name])
+            plan = await admin.plan(found.partitions, "latest")
+            done = await admin.reset(name, Interrupted(plan, 2, cluster.kill))
+        assert [(one.outcome, one.new) for one in done] == [("unknown", 0)] * 2
+        return str(incomplete_reset(name, done))
+
+    with run_liftbridge() as cluster:
+        text = asyncio.run(work(cluster))
+    assert f"Reset: none. Unknown: {name}[0], {name}[1]: the cursor was set, but no server told if" in text
+    assert "See group describe for the offsets in force, and reset the group again" in text
 
 
 class _Stalled:
@@ -355,6 +375,33 @@ def test_member_that_joins_before_a_reset_of_liftbridge_refuses_it(lift: tuple[s
                 await asyncio.to_thread(joined.__exit__, None, None, None)
 
     asyncio.run(work())
+
+
+def test_reset_of_liftbridge_with_a_member_that_joins_meanwhile_is_unknown(
+    lift: tuple[str, str], name: str
+) -> None:
+    text_of("stream", "create", name, *lift)
+    text_of("publish", name, "x", "--count", "2", *lift)
+
+    async def work() -> list[Reset]:
+        async with LiftbridgeGroups.open(find_servers(lift[1], None, 60)) as admin:
+            found = await admin.describe(name, [name])
+            plan = await admin.plan(found.partitions, "earliest")
+            joined = lift_member(lift, name, name)
+
+            def join() -> None:
+                thread = threading.Thread(target=joined.__enter__)
+                thread.start()
+                thread.join()
+
+            try:
+                return await admin.reset(name, Interrupted(plan, 1, join))
+            finally:
+                await asyncio.to_thread(joined.__exit__, None, None, None)
+
+    (done,) = asyncio.run(work())
+    assert (done.outcome, done.new) == ("unknown", 0)
+    assert "a member joined meanwhile" in str(incomplete_reset(name, [done]))
 
 
 def test_offset_before_the_oldest_message_of_a_gateway_is_clamped(
