@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream._records import Moment, OpenEnum, Record, Seconds
 from liftenvelope.jetstream.names import check_consumer_name, check_filter, check_group
 
 __all__ = ["AckPolicy", "ConsumerConfig", "DeliverPolicy", "PriorityPolicy", "ReplayPolicy"]
+
+#: Years whose times fit in 64 bits of nanoseconds since 1970. Servers take a later time for an early one.
+_FIRST_YEAR: Final = 1678
+_LAST_YEAR: Final = 2261
 
 
 class AckPolicy(OpenEnum):
@@ -70,7 +74,7 @@ class ConsumerConfig(Record):
         description: Description for humans, at most 4 KiB.
         deliver_policy: Start position. Default ALL.
         opt_start_seq: First stream sequence for BY_START_SEQUENCE.
-        opt_start_time: Start time for BY_START_TIME, with a time zone.
+        opt_start_time: Start time for BY_START_TIME, with a time zone, in the years 1678 to 2261.
         ack_policy: Acknowledgment policy. Default EXPLICIT.
         ack_wait: Seconds without an ack after which a message is redelivered. Server default: 30.
         max_deliver: Maximum number of deliveries of a message. Server default: -1, unlimited.
@@ -159,6 +163,10 @@ class ConsumerConfig(Record):
             raise UsageError(
                 f"durable_name must be the same as name, {self.name!r}, got {self.durable_name!r}"
             )
+        moment = self.opt_start_time
+        if moment is not None and not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
+            text = f"opt_start_time must be in the years {_FIRST_YEAR} to {_LAST_YEAR}"
+            raise UsageError(f"{text}, got {moment.isoformat()}")
         if self.filter_subject and self.filter_subjects:
             raise UsageError("filter_subject and filter_subjects exclude each other; leave one of them out")
         if self.filter_subject:

@@ -55,6 +55,12 @@ seconds = st.integers(0, 2**63 - 1).map(from_ns) | st.floats(1e-6, 9e9) | st.int
 moments = st.datetimes(
     datetime(1, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC) | st.just(timezone(timedelta(hours=-5)))
 )
+#: Times that servers keep as 64 bits of nanoseconds.
+starts = st.datetimes(
+    datetime(1678, 1, 2),
+    datetime(2261, 12, 30),
+    timezones=st.just(UTC) | st.just(timezone(timedelta(hours=-5))),
+)
 counts = st.integers(0, 2**63 - 1)
 limits = st.integers(-1, 2**63 - 1)
 metadata = st.dictionaries(texts, texts, max_size=3)
@@ -117,7 +123,7 @@ consumer_configs = st.builds(
     description=st.none() | texts,
     deliver_policy=open_values(DeliverPolicy),
     opt_start_seq=st.none() | counts,
-    opt_start_time=st.none() | moments,
+    opt_start_time=st.none() | starts,
     ack_policy=open_values(AckPolicy),
     ack_wait=st.none() | seconds,
     max_deliver=st.none() | limits,
@@ -325,6 +331,11 @@ class TestChecks:
                 {"opt_start_time": datetime.min.replace(tzinfo=timezone(timedelta(hours=5)))},
                 "years 1 to 9999",
             ),
+            (
+                {"opt_start_time": datetime(2262, 1, 1, tzinfo=UTC)},
+                "in the years 1678 to 2261, got 2262-01-01",
+            ),
+            ({"opt_start_time": datetime(1677, 12, 31, tzinfo=UTC)}, "in the years 1678 to 2261"),
             ({"name": "a", "durable_name": "b"}, "durable_name must be the same as name, 'a', got 'b'"),
             (
                 {"filter_subject": "a", "filter_subjects": ["b"]},
