@@ -313,7 +313,7 @@ class Cluster:
         if not done:
             raise call_error(
                 "FetchMetadata",
-                RpcError(StatusCode.DEADLINE_EXCEEDED, f"no answer came within {deadline.timeout} s"),
+                RpcError(StatusCode.DEADLINE_EXCEEDED, f"no answer came within {deadline.timeout:.4g} s"),
                 f"stream {name!r}",
             )
         if task.cancelled():

@@ -97,11 +97,11 @@ def _nanoseconds(name: str, moment: datetime | Timestamp) -> int:
         raise UsageError(f"{name} must have a time zone, such as datetime.now(UTC), got {moment!r}")
     since = moment - datetime(1970, 1, 1, tzinfo=UTC)
     if since < timedelta(0):
-        raise UsageError(f"{name} must be a time since 1970, got {moment!r}")
+        raise UsageError(f"{name} must be a time since 1970, got {moment.isoformat()}")
     ns = (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1_000
     if ns > _LARGEST:
         raise UsageError(
-            f"{name} must be a time before 2262, whose nanoseconds fit in 64 bits, got {moment!r}"
+            f"{name} must be a time before 2262, whose nanoseconds fit in 64 bits, got {moment.isoformat()}"
         )
     return ns
 

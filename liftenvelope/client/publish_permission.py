@@ -64,7 +64,7 @@ class PublishPermissions:
             task.add_done_callback(lambda task: self._asked(address, stream, task))
         done, _ = await asyncio.wait([task], timeout=deadline.left)
         if not done:
-            late = RpcError(StatusCode.DEADLINE_EXCEEDED, f"no answer came within {deadline.timeout} s")
+            late = RpcError(StatusCode.DEADLINE_EXCEEDED, f"no answer came within {deadline.timeout:.4g} s")
             raise call_error("Publish", late, f"stream {stream!r}")
         if task.cancelled():
             raise CallNotProcessedError("the client is closed")

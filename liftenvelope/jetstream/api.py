@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import nats.errors
@@ -51,6 +52,8 @@ ENABLE_JETSTREAM: Final = (
 )
 #: JetStream error codes for "not enabled for this account" and "not enabled".
 _NOT_ENABLED: Final = (10039, 10076)
+_STREAM_NOT_FOUND: Final = 10059
+_CONSUMER_NOT_FOUND: Final = 10014
 #: Requests that may get no answer although JetStream is enabled: no such consumer, or allow_direct is off.
 _ANSWERED_ELSEWHERE: Final = ("CONSUMER.MSG.NEXT.", "DIRECT.GET.")
 #: Seconds between checks of the connection during a request: nats-py does not report a loss to requests.
@@ -219,7 +222,7 @@ class Api:
             raise NoJetStreamError(503, self._unanswered(subject)) from exc
         except nats.errors.TimeoutError as exc:
             refusal = self._link.refusal(subject, since=before)
-            raise CallTimeoutError(f"no answer on {subject!r} within {seconds} s{refusal}") from exc
+            raise CallTimeoutError(f"no answer on {subject!r} within {seconds:.4g} s{refusal}") from exc
         except nats.errors.Error as exc:
             raise TransportError(f"nats-py could not send the request: {exc}") from exc
         return msg
@@ -374,12 +377,26 @@ def read_answer(data: bytes, subject: str) -> dict[str, Any]:
     """
     answer = read_json(data, f"the answer on {subject!r}")
     if error := answer.get("error"):
-        raise read_as(_error, error, f"the error on {subject!r}")
+        raise read_as(partial(_error, subject), error, f"the error on {subject!r}")
     return answer
 
 
-def _error(error: dict[str, Any]) -> JetStreamError:
+def _error(subject: str, error: dict[str, Any]) -> JetStreamError:
     err_code, description = int(error.get("err_code", 0)), str(error.get("description", ""))
     if err_code in _NOT_ENABLED:
         description = f"{description}: {ENABLE_JETSTREAM}"
+    elif missing := _missing(subject, err_code):
+        description = f"{description}: {missing}"
     return jetstream_error(int(error.get("code", 0)), err_code, description)
+
+
+def _missing(subject: str, err_code: int) -> str:
+    """Return the names of what the server does not have, out of the subject: the server names nothing."""
+    tokens = subject.split(".")
+    if tokens[:2] == ["STREAM", "MSG"]:
+        del tokens[1]
+    if tokens[0] not in ("STREAM", "CONSUMER") or len(tokens) < 3:
+        return ""
+    if err_code == _STREAM_NOT_FOUND:
+        return repr(tokens[2])
+    return f"{tokens[3]!r} of stream {tokens[2]!r}" if err_code == _CONSUMER_NOT_FOUND and tokens[3:] else ""

@@ -206,7 +206,8 @@ def _ttl(name: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageTypeError(f"{name} must be a number of seconds or 'never', got {value!r}")
     if not _SHORTEST_TTL <= value < 2**63 / 1e9:
-        raise UsageError(f"{name} must be at least {_SHORTEST_TTL} second, got {value!r}")
+        expected = f"from {_SHORTEST_TTL} second to 292 years, or {_NEVER!r}"
+        raise UsageError(f"{name} must be {expected}, got {value!r}")
     return f"{to_ns(value)}ns"
 
 

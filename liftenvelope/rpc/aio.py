@@ -220,7 +220,7 @@ class Call(Incoming):
         self._flow.finish()
 
     def _expire(self, timeout: float) -> None:
-        text = f"the call did not end within {timeout} s"
+        text = f"the call did not end within {timeout:.4g} s"
         self._stop(RpcError(StatusCode.DEADLINE_EXCEEDED, text))
 
     def _stop(self, error: RpcError) -> None:

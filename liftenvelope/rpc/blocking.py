@@ -282,7 +282,7 @@ class ResponseStream:
         """Raise DEADLINE_EXCEEDED. Cancel the call if its own deadline has passed."""
         if self._deadline is None or time.monotonic() < self._deadline:
             raise RpcError(StatusCode.DEADLINE_EXCEEDED, f"no message came within {timeout} s") from None
-        error = RpcError(StatusCode.DEADLINE_EXCEEDED, f"the call did not end within {self._timeout} s")
+        error = RpcError(StatusCode.DEADLINE_EXCEEDED, f"the call did not end within {self._timeout:.4g} s")
         self._cancel(error)
 
     def _cancel(self, error: RpcError) -> None:
