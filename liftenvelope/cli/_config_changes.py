@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from liftenvelope.cli._terminal import echo_json, plain, print_table, shown
-from liftenvelope.errors import UsageError
+from liftenvelope.errors import JetStreamError, UsageError
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream import ConsumerConfig, StreamConfig
 
     _Config = TypeVar("_Config", StreamConfig, ConsumerConfig)
 
-__all__ = ["config_option", "overlaid", "own_metadata", "print_changes", "read_config", "setting_text"]
+__all__ = [
+    "config_option",
+    "overlaid",
+    "own_metadata",
+    "print_changes",
+    "read_config",
+    "refused_change",
+    "setting_text",
+]
 
 #: Fields in seconds, which tables show with their unit.
 _SECONDS: Final = frozenset(
@@ -33,6 +42,8 @@ _SECONDS: Final = frozenset(
 )
 #: Start of the names of metadata that servers write, such as their version.
 _OF_SERVERS: Final = "_nats."
+#: Words of nats-server about settings that no update changes.
+_NEVER_CHANGES: Final = ("can not change", "can not be updated")
 
 config_option = click.option(
     "--config",
@@ -70,6 +81,18 @@ def overlaid(kind: type[_Config], base: Mapping[str, Any], fields: Mapping[str, 
     written = kind(**fields).to_json()
     kept = {name: value for name, value in base.items() if name not in fields}
     return kind.from_json({**kept, **{name: written[name] for name in fields if name in written}})
+
+
+@contextmanager
+def refused_change(kind: str) -> Iterator[None]:
+    """Add to the error for a setting that never changes what to do: create another stream or consumer."""
+    try:
+        yield
+    except JetStreamError as exc:
+        if not any(words in exc.description for words in _NEVER_CHANGES):
+            raise
+        text = f"{exc.description}: create another {kind} for it"
+        raise type(exc)(exc.code, text, exc.err_code) from exc
 
 
 def print_changes(

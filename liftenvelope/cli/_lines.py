@@ -76,6 +76,14 @@ class LineSplitter:
         return line
 
 
+def _opened(path: str) -> io.FileIO:
+    try:
+        return open(path, "rb", buffering=0)
+    except (OSError, ValueError) as exc:  # a ValueError is for a path with a null byte
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        raise UsageError(f"--file must be a file that can be read, got {path!r}: {reason}") from exc
+
+
 @contextmanager
 def open_bytes(path: str | None) -> Iterator[ByteSource]:
     """Open a file, and close it in the end.
@@ -86,11 +94,10 @@ def open_bytes(path: str | None) -> Iterator[ByteSource]:
         path: Path of the file; None or ``-`` for standard input.
 
     Raises:
-        UsageError: Standard input is closed.
-        OSError: The file can't be opened.
+        UsageError: The file can't be opened, or standard input is closed.
     """
     if path is not None and path != "-":
-        with open(path, "rb", buffering=0) as file:
+        with _opened(path) as file:
             yield file
         return
     if sys.stdin is None:

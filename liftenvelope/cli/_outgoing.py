@@ -38,7 +38,17 @@ class Outgoing:
 
     @property
     def header_bytes(self) -> dict[str, bytes]:
-        """Headers of an envelope."""
+        """Headers of an envelope.
+
+        Raises:
+            UsageError: A name is repeated, but envelopes have one value for each.
+        """
+        names = [name for name, _ in self.headers]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(
+                    f"--header must be given once for each name with Liftbridge, got {name!r} twice"
+                )
         return {name: value.encode("utf-8", "surrogateescape") for name, value in self.headers}
 
     @property

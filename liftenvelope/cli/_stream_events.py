@@ -60,12 +60,15 @@ async def watch_jetstream(servers: CommandServers, watch: Watch) -> None:
     """Print advisories as they arrive.
 
     Raises:
-        UsageError: An option for kept events was given: servers keep no advisories.
+        UsageError: An option for kept events was given: servers keep no advisories. Or a name is invalid.
         PermissionDeniedError: The user may not subscribe to advisories.
         TransportError: The connection was lost for good.
     """
     from liftenvelope.jetstream import Advisories, LostAdvisories
+    from liftenvelope.jetstream.names import check_stream_name
 
+    for name in watch.names:
+        check_stream_name(name)
     if watch.start != "new" or watch.no_follow:
         name = "--no-follow" if watch.no_follow else "--start"
         raise UsageError(f"{name} must be left out for JetStream: servers do not keep events")

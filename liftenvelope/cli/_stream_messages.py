@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -9,7 +11,7 @@ import click
 from liftenvelope.cli._confirming import confirm, yes_option
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._terminal import echo_json, print_table, report
-from liftenvelope.errors import UsageError
+from liftenvelope.errors import JetStreamError, UsageError
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream import StoredMessage
@@ -19,6 +21,8 @@ __all__ = ["delete_message", "get_message", "list_subjects"]
 
 _STREAM: Final = click.argument("name", metavar="STREAM")
 _MICROSECOND: Final = 1_000
+#: Error numbers for a message that does not exist.
+_NO_MESSAGE: Final = (10037, 10043, 10057)
 
 
 @click.command("get")
@@ -45,8 +49,22 @@ async def get_message(
     if raw and as_json:
         raise UsageError("--raw and --json exclude each other; leave one of them out")
     async with servers.jetstream() as js:
-        found = await (await js.stream(name)).get_message(sequence, last_by_subject=last_for)
+        stream = await js.stream(name)
+        with _naming(name, sequence if sequence is not None else f"on {last_for!r}"):
+            found = await stream.get_message(sequence, last_by_subject=last_for)
     (print_raw if raw else print_json if as_json else print_message)(_received(found))
+
+
+@contextmanager
+def _naming(stream: str, message: int | str) -> Iterator[None]:
+    """Name the message in the error of a server that does not have it."""
+    try:
+        yield
+    except JetStreamError as exc:
+        if exc.err_code not in _NO_MESSAGE:
+            raise
+        text = f"stream {stream!r} has no message {message}: {exc.description}"
+        raise type(exc)(exc.code, text, exc.err_code) from exc
 
 
 def _received(message: StoredMessage) -> Received:
@@ -77,7 +95,9 @@ async def delete_message(
     servers.need("nats", "stream rmm")
     confirm(f"Delete message {sequence} of stream {name!r}", yes=yes)
     async with servers.jetstream() as js:
-        await (await js.stream(name)).delete_message(sequence, secure=erase)
+        stream = await js.stream(name)
+        with _naming(name, sequence):
+            await stream.delete_message(sequence, secure=erase)
     report(f"deleted message {sequence} of {name}", as_json, stream=name, sequence=sequence, deleted=True)
 
 

@@ -98,7 +98,12 @@ _JETSTREAM_OPTIONS: Final = (
     config_option,
 )
 _LIFTBRIDGE_OPTIONS: Final = (
-    click.option("--partitions", type=click.IntRange(min=1), help="Liftbridge: partitions.  [default: 1]"),
+    # More partitions than that by mistake would end a Liftbridge server: it opens files for each at once.
+    click.option(
+        "--partitions",
+        type=click.IntRange(min=1, max=10_000),
+        help="Liftbridge: partitions, up to 10,000.  [default: 1]",
+    ),
     click.option("--queue-group", help="Liftbridge: NATS queue group of the partitions."),
     click.option("--segment-max-bytes", type=_SIZE, help="Liftbridge: size of a segment of the log."),
     click.option("--segment-max-age", type=_AGE, help="Liftbridge: age at which a segment is full."),

@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from liftenvelope.cli._config_changes import own_metadata, print_changes, setting_text
+from liftenvelope.cli._config_changes import own_metadata, print_changes, refused_change, setting_text
 from liftenvelope.cli._confirming import confirm, yes_option
 from liftenvelope.cli._consumer_messages import next_messages
 from liftenvelope.cli._consumer_settings import changed_consumer, create_options, edit_options, new_consumer
 from liftenvelope.cli._places import DurationType
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._terminal import echo_json, plain, print_facts, print_table, report, shown_time
-from liftenvelope.errors import JetStreamError
 
 if TYPE_CHECKING:
-    from liftenvelope.jetstream import ConsumerConfig, ConsumerInfo, JetStream
+    from liftenvelope.jetstream import ConsumerInfo
 
 __all__ = ["consumer"]
 
@@ -105,19 +104,10 @@ async def edit_consumer(
         old = (await js.consumer(stream, name)).cached_info.config
         new = changed_consumer(old, options)
         if not dry_run and new != old:
-            new = await _updated(js, stream, new)
+            with refused_change("consumer"):
+                new = (await js.update_consumer(stream, new)).cached_info.config
     names = {"stream": stream, "consumer": name}
     print_changes("consumer", names, old, new, dry_run=dry_run, as_json=as_json)
-
-
-async def _updated(js: JetStream, stream: str, config: ConsumerConfig) -> ConsumerConfig:
-    try:
-        return (await js.update_consumer(stream, config)).cached_info.config
-    except JetStreamError as exc:
-        if "can not be updated" not in exc.description:
-            raise
-        text = f"{exc.description}: create another consumer for it"
-        raise JetStreamError(exc.code, text, exc.err_code) from exc
 
 
 @consumer.command("pause")

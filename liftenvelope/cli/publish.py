@@ -173,7 +173,16 @@ async def _publish(send: Send, message: Outgoing, count: int, as_json: bool) -> 
             acks = [*acks[:1], facts]
             if as_json:
                 echo_json(facts)
+            _check_offset(message.expected_offset, facts)
     return acks
+
+
+def _check_offset(expected: int | None, facts: dict[str, Any]) -> None:
+    """Raise LiftEnvelopeError if the stream checks no expected offsets and stored the message at another."""
+    offset = facts.get("offset")
+    if expected not in (None, offset):
+        text = f"the message was stored at offset {offset}, not at {expected}: the stream checks none"
+        raise LiftEnvelopeError(f"{text}. See stream create --optimistic-concurrency")
 
 
 def _value(value: str | None, file: str | None) -> bytes:
@@ -189,11 +198,13 @@ def _value(value: str | None, file: str | None) -> bytes:
         return value.encode("utf-8", "surrogateescape")
     if (file is None or file == "-") and sys.stdin is None:
         raise UsageError("VALUE or --file must be given, because standard input is closed")
-    with click.open_file(file or "-", "rb") as source:
-        found: bytes = source.read(_LARGEST + 1)
+    found = bytearray()
+    with open_bytes(file) as source:
+        while len(found) <= _LARGEST and (chunk := source.read(_LARGEST + 1 - len(found))):
+            found += chunk
     if len(found) > _LARGEST:
         raise UsageError(f"the value must be at most {_LARGEST:,} bytes")
-    return found
+    return bytes(found)
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from liftenvelope._checks import RESERVED
-from liftenvelope.cli._config_changes import print_changes
+from liftenvelope.cli._config_changes import print_changes, refused_change
 from liftenvelope.cli._confirming import confirm, yes_option
 from liftenvelope.cli._findings import counted
 from liftenvelope.cli._liftbridge_checks import is_gateway
@@ -39,6 +39,7 @@ __all__ = ["stream"]
 _STREAM: Final = click.argument("name", metavar="STREAM")
 _PARTITIONS: Final = click.option(
     "--partition",
+    "-p",
     "partitions",
     multiple=True,
     type=click.IntRange(min=0),
@@ -166,6 +167,7 @@ def _jetstream_json(info: StreamInfo) -> dict[str, Any]:
 
 def _print_jetstream(info: StreamInfo) -> None:
     config, state = info.config, info.state
+    replicas = counted(config.num_replicas, "replica")
     limits = {
         "max messages": config.max_msgs,
         "max bytes": config.max_bytes,
@@ -183,7 +185,7 @@ def _print_jetstream(info: StreamInfo) -> None:
         "mirror of": None if config.mirror is None else config.mirror.name,
         "sources": ", ".join(one.name for one in config.sources) or None,
         "retention": f"{config.retention}, discard {config.discard}",
-        "storage": f"{config.storage}, {config.num_replicas} replicas, compression {config.compression}",
+        "storage": f"{config.storage}, {replicas}, compression {config.compression}",
         "max age": f"{config.max_age:g} s" if config.max_age else None,
         **{name: value for name, value in limits.items() if value not in (-1, 0)},
         "duplicate window": f"{config.duplicate_window:g} s" if config.duplicate_window else None,
@@ -283,7 +285,8 @@ async def edit_stream(
         old = (await js.stream(name)).cached_info.config
         new = jetstream_config(name, options, old)
         if not dry_run and new != old:
-            new = (await js.update_stream(new)).cached_info.config
+            with refused_change("stream"):
+                new = (await js.update_stream(new)).cached_info.config
     print_changes("stream", {"stream": name}, old, new, dry_run=dry_run, as_json=as_json)
 
 

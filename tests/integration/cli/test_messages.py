@@ -94,7 +94,7 @@ def test_message_larger_than_the_server_accepts(nats_url: str, stream: str) -> N
 
 
 def test_missing_file(nats_url: str) -> None:
-    assert "No such file" in error_of("publish", "a", "--file", "/no/such/file", "--url", nats_url)
+    assert "No such file" in error_of("publish", "a", "--file", "/no/such/file", "--url", nats_url, code=2)
 
 
 def test_starts_in_jetstream(nats_url: str, stream: str) -> None:
