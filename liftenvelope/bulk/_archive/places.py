@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePath, PurePosixPath
@@ -14,12 +13,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 from liftenvelope._checks import as_local_path, is_encodable, require
 from liftenvelope._secrets import without_secrets
 from liftenvelope.bulk._archive.claims import Claim, claimed, remove
+from liftenvelope.bulk._archive.disk import locked, sync
 from liftenvelope.bulk._archive.names import ArchiveNames, FoundFile
 from liftenvelope.bulk.errors import ArchiveBusyError
 from liftenvelope.errors import UsageError, UsageTypeError
-
-if sys.platform != "win32":
-    import fcntl
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -170,16 +167,11 @@ class _Local:
 
     @contextlib.contextmanager
     def _locked(self, partition: int) -> Iterator[None]:
-        path = self._folder / f".{self._names.prefix}-{partition}.lock"
-        lock = _locked(path)
-        try:
+        with locked(self._folder / f".{self._names.prefix}-{partition}.lock"):
             for draft in self._folder.iterdir():
                 if self._names.is_draft(draft.name, partition):
                     draft.unlink()
             yield
-        finally:
-            path.unlink(missing_ok=True)  # before the lock is released: see _locked
-            os.close(lock)
 
     def files(self) -> list[FoundFile]:
         return list(self._found(self._folder, ""))
@@ -202,10 +194,10 @@ class _Local:
         final, draft = self._folder / path, Path(draft)
         final.parent.mkdir(parents=True, exist_ok=True)
         if draft.exists():
-            _sync(draft)
+            sync(draft)
             draft.replace(final)
         for folder in final.parents[: path.count("/") + 1]:
-            _sync(folder)
+            sync(folder)
         return final
 
     def discard(self, draft: PurePath) -> None:
@@ -293,43 +285,3 @@ class _Store:
 
     def located(self, path: str) -> PurePosixPath:
         return PurePosixPath(self._folder, path)
-
-
-def _locked(path: Path) -> int:
-    """Create a lock file and lock it; return its descriptor.
-
-    The system releases the lock when the process ends, so a killed run never blocks the next one. The owner
-    deletes the file before it releases the lock. Another run may have opened the file before that and lock
-    the deleted file, while a third run creates and locks a new one. So the path must still name the locked
-    file; otherwise the loop starts over. File systems without locks, and Windows, do not lock.
-
-    Raises:
-        ArchiveBusyError: Another run holds the lock.
-    """
-    while True:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        if sys.platform == "win32":
-            return lock
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            text = f"another run writes into {path.parent}: run again when it has ended"
-            raise ArchiveBusyError(text) from None
-        except OSError:  # a file system without locks
-            return lock
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(path), os.fstat(lock)):
-                return lock
-        os.close(lock)  # the previous run has just ended and deleted the file
-
-
-def _sync(path: Path) -> None:
-    """Sync a file or folder to disk. Windows can't sync folders."""
-    if path.is_dir() and sys.platform == "win32":
-        return
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope import _native
 from liftenvelope.bulk._jetstream.consumer_read import ConsumerRead
-from liftenvelope.bulk._jetstream.nats_socket import claimed_size
+from liftenvelope.bulk._jetstream.frame import claimed_size
 from liftenvelope.errors import (
     InternalError,
     JetStreamError,
@@ -28,7 +28,8 @@ from liftenvelope.jetstream.api import natural
 if TYPE_CHECKING:
     from liftenvelope.bulk._engine.crew import Outlet
     from liftenvelope.bulk._engine.plan import BatchPlan
-    from liftenvelope.bulk._jetstream.nats_socket import Frame, NatsSocket
+    from liftenvelope.bulk._jetstream.frame import Frame
+    from liftenvelope.bulk._jetstream.nats_socket import NatsSocket
     from liftenvelope.bulk._jetstream.requests import JetStreamRequests
     from liftenvelope.bulk.ranges import Range
 

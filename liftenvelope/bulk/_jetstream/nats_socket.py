@@ -9,7 +9,6 @@ other than rows go through :meth:`NatsSocket.handle`. The code that consumes byt
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
 import ssl
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from liftenvelope import _native
+from liftenvelope.bulk._jetstream.frame import Frame, claimed_size
 from liftenvelope.bulk._jetstream.nats_login import connect_line
 from liftenvelope.bulk.errors import ServerProtocolError
 from liftenvelope.errors import (
@@ -28,14 +28,13 @@ from liftenvelope.errors import (
     TransportError,
 )
 from liftenvelope.jetstream.api import encode_payload, natural, read_answer, read_as, read_json
-from liftenvelope.jetstream.statuses import Status, status_number
 from liftenvelope.nats.logins import is_refused_login, refused_login
 from liftenvelope.rpc.address import Address, connect, parse_address
 
 if TYPE_CHECKING:
     from liftenvelope.bulk.access import Access, Target
 
-__all__ = ["Frame", "NatsSocket", "claimed_size"]
+__all__ = ["NatsSocket"]
 
 _T = TypeVar("_T")
 _BUFFER: Final = 1024 * 1024
@@ -54,44 +53,9 @@ _INFO_FIELDS: Final = frozenset(
 )
 _INFO_FLAGS: Final = ("ldm", "tls_required")
 _INFO_TEXTS: Final = ("nonce", "server_id", "version")
-#: First line of a message, which ends with the size in bytes.
-_MESSAGE_LINE: Final = re.compile(rb"H?MSG [^\r\n]* (\d{1,18})\r\n")
 #: First bytes that a NATS server sends.
 _GREETING: Final = b"INFO "
 _DENIED: Final = "permissions violation"
-
-
-def claimed_size(data: bytes | memoryview, start: int, end: int) -> int:
-    """Return the size that a message at ``start`` claims in its first line; 0 if no message starts there."""
-    found = _MESSAGE_LINE.match(data, start, end)
-    return int(found[1]) if found is not None else 0
-
-
-class Frame:
-    """A message that is not a row: the answer to a request, or a status of a pull."""
-
-    def __init__(self, line: bytes, headers: bytes, payload: bytes) -> None:
-        words = line.split()
-        self.subject = words[1].decode("utf-8", "replace")
-        self.sid = int(words[2])
-        self.headers = headers
-        self.payload = payload
-
-    @property
-    def number(self) -> int | None:
-        """Last token of the subject as a number; None if it is not a number."""
-        return status_number(self.subject.rpartition(".")[2])
-
-    @property
-    def status(self) -> Status | None:
-        """Status code and description from the headers; None for an ordinary message."""
-        first, *lines = self.headers.decode("utf-8", "replace").split("\r\n")
-        words = first.split(" ", 2)
-        if len(words) < 2 or status_number(words[1]) is None:
-            return None
-        fields = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        fields["Status"], fields["Description"] = words[1], words[2] if len(words) > 2 else ""
-        return Status.from_headers(fields)
 
 
 class NatsSocket:

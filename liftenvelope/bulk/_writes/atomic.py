@@ -23,7 +23,7 @@ from liftenvelope.errors import JetStreamError, TransportError
 from liftenvelope.jetstream.publish_frames import PubAck
 
 if TYPE_CHECKING:
-    from liftenvelope.bulk._jetstream.nats_socket import Frame
+    from liftenvelope.bulk._jetstream.frame import Frame
     from liftenvelope.bulk._writes.portions import Portion
 
 __all__ = ["BATCH_ROWS", "AtomicPublisher"]

@@ -12,7 +12,7 @@ from liftenvelope.bulk.outgoing import Written
 from liftenvelope.jetstream.publish_frames import PubAck
 
 if TYPE_CHECKING:
-    from liftenvelope.bulk._jetstream.nats_socket import Frame
+    from liftenvelope.bulk._jetstream.frame import Frame
     from liftenvelope.bulk._writes.portions import Portion
     from liftenvelope.errors import LiftEnvelopeError
 

@@ -27,7 +27,8 @@ from liftenvelope.jetstream.publish_frames import PubAck, read_ack
 
 if TYPE_CHECKING:
     from liftenvelope import _native
-    from liftenvelope.bulk._jetstream.nats_socket import Frame, NatsSocket
+    from liftenvelope.bulk._jetstream.frame import Frame
+    from liftenvelope.bulk._jetstream.nats_socket import NatsSocket
     from liftenvelope.bulk._jetstream.source import JetStreamSource
     from liftenvelope.bulk._writes.portions import Portion
     from liftenvelope.bulk.outgoing import Written
