@@ -332,7 +332,7 @@ class StreamNotFoundError(JetStreamError):
 
 
 class StreamNameInUseError(JetStreamError):
-    """A stream with that name already exists, with another configuration."""
+    """A stream with that name exists: with another configuration, or where a restore makes it."""
 
 
 class SubjectsOverlapError(JetStreamError):
@@ -478,7 +478,7 @@ _JETSTREAM_ERRORS: dict[int, type[JetStreamError]] = {
     **dict.fromkeys((10165, 10166), MessageTtlError),
     10052: InvalidConfigError,
     10054: StreamMessageTooLargeError,
-    10058: StreamNameInUseError,
+    **dict.fromkeys((10058, 10130), StreamNameInUseError),
     10059: StreamNotFoundError,
     10060: WrongStreamError,
     10065: SubjectsOverlapError,

@@ -90,7 +90,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("writing",),
         ("_reads",),
         ("_archive", "_scan", "tables"),
-        ("files",),
+        ("_snapshots", "files"),
         ("__init__",),
     ),
 }

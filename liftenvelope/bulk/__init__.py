@@ -8,11 +8,16 @@ from liftenvelope.bulk._reads.dead_letter import DeadLetter
 from liftenvelope.bulk._reads.payload import OnBad
 from liftenvelope.bulk._reads.reading import count, read, tail
 from liftenvelope.bulk._scan.scanning import Scan, scan
+from liftenvelope.bulk._snapshots.folder import Backup, is_backup
+from liftenvelope.bulk._snapshots.restoring import RestoredStream, restore_backup
+from liftenvelope.bulk._snapshots.taking import backup
 from liftenvelope.bulk.access import Access
 from liftenvelope.bulk.errors import (
     ArchiveBusyError,
+    BackupDamagedError,
     ReadLostError,
     RestoreError,
+    RestoreUnfinishedError,
     RetentionError,
     ServerProtocolError,
     StreamRecreatedError,
@@ -38,6 +43,8 @@ __all__ = [
     "Access",
     "ArchiveBusyError",
     "Archived",
+    "Backup",
+    "BackupDamagedError",
     "DeadLetter",
     "Gap",
     "OnBad",
@@ -45,7 +52,9 @@ __all__ = [
     "ProgressBar",
     "ReadLostError",
     "RestoreError",
+    "RestoreUnfinishedError",
     "Restored",
+    "RestoredStream",
     "RetentionError",
     "Scan",
     "ServerProtocolError",
@@ -58,12 +67,15 @@ __all__ = [
     "TableWritten",
     "WriteFailedError",
     "Written",
+    "backup",
     "count",
     "delta_writer",
     "iceberg_writer",
+    "is_backup",
     "load_ipython_extension",
     "read",
     "restore",
+    "restore_backup",
     "scan",
     "tail",
     "to_delta",

@@ -83,9 +83,13 @@ def _text(label: str, progress: Progress, seconds: float) -> str:
     part = _part(progress)
     begin = [label] if label else []
     begin += [] if part is None else [f"{part:4.0%}"]
-    rate = progress.rows / seconds if seconds > 0 else 0.0
-    numbers = f"{progress.rows:,} rows, {progress.bytes / 1e6:,.1f} MB, {rate:,.0f} rows/s"
-    return " ".join([*begin, numbers])
+    pace = 1 / seconds if seconds > 0 else 0.0
+    numbers = [f"{progress.bytes / 1e6:,.1f} MB"]
+    if progress.rows:
+        numbers = [f"{progress.rows:,} rows", *numbers, f"{progress.rows * pace:,.0f} rows/s"]
+    elif progress.bytes:  # of a backup
+        numbers += [f"{progress.bytes / 1e6 * pace:,.1f} MB/s"]
+    return " ".join([*begin, ", ".join(numbers)])
 
 
 class _Terminal:

@@ -6,8 +6,10 @@ from liftenvelope.errors import LiftEnvelopeError, ServerProtocolError, Transpor
 
 __all__ = [
     "ArchiveBusyError",
+    "BackupDamagedError",
     "ReadLostError",
     "RestoreError",
+    "RestoreUnfinishedError",
     "RetentionError",
     "ServerProtocolError",
     "StreamRecreatedError",
@@ -24,8 +26,21 @@ class ArchiveBusyError(LiftEnvelopeError):
     retriable = True
 
 
+class BackupDamagedError(LiftEnvelopeError):
+    """A backup lacks a part, or differs from what was written: take another backup."""
+
+
 class RestoreError(LiftEnvelopeError):
-    """A restored stream differs from its archive."""
+    """A restored stream differs from its archive or backup."""
+
+
+class RestoreUnfinishedError(RestoreError):
+    """A restore of a backup failed, and the unfinished stream could not be deleted.
+
+    ``__cause__`` is the reason of the failure. The next restore of the stream deletes what is unfinished.
+    """
+
+    retriable = True
 
 
 class RetentionError(LiftEnvelopeError):

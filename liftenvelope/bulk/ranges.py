@@ -71,10 +71,11 @@ class Progress:
     """Progress of a read or write, the argument of every ``progress`` call.
 
     Attributes:
-        rows: Number of rows handed out so far; for a write, rows taken from the data.
-        bytes: Size of the messages of these rows in bytes.
-        done: Number of offsets passed so far, including gaps.
-        total: Number of offsets in the whole range; None for a read without an end, and for a write.
+        rows: Number of rows handed out so far; for a write, rows taken from the data; 0 for a backup.
+        bytes: Size of the messages of these rows in bytes; for a backup, bytes of its data so far.
+        done: Number of offsets passed so far, including gaps; for a backup, bytes.
+        total: Number of offsets in the whole range; None for a read without an end, and for a write. For a
+            backup, bytes.
     """
 
     rows: int

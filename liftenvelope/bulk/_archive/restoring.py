@@ -192,9 +192,8 @@ class _ArchivedRows:
         self._title = f"the archive of {stream!r}"
         self._files = _chain(place, partition)
         if not self._files:
-            raise UsageError(
-                f"archive must have files of partition {partition} of stream {stream!r}, got none"
-            )
+            text = f"archive must have files of partition {partition} of stream {stream!r}, got none"
+            raise UsageError(f"{text}; the folder of a backup needs restore_backup")
         columns = self._reading(self._files[0]).columns
         for column in _NEEDED if subject is None else _NEEDED[:2]:
             if column not in columns:

@@ -1,0 +1,1 @@
+"""Backups by JetStream's snapshots, which keep sequences and timestamps."""
