@@ -15,6 +15,7 @@ from liftenvelope._version import __version__
 _ELSEWHERE: Final = {
     "account": "Show limits and use of an account (JetStream).",
     "archive": "Write streams into tables, each message once, until SIGTERM.",
+    "backup": "Copy STREAM of JetStream into FOLDER as a snapshot of the server.",
     "bench": "Measure publishing and reading on your servers.",
     "consumer": "List, create, change, read and delete consumers (JetStream).",
     "cursor": "Read and set cursors: positions of readers (Liftbridge).",
@@ -26,7 +27,7 @@ _ELSEWHERE: Final = {
     "monitor": "Serve a live page about streams, consumers and groups, until Ctrl-C.",
     "publish": "Publish a message and show its ack.",
     "read": "Read STREAM in exact ranges of offsets.",
-    "restore": "Publish ARCHIVE, a folder or a URL such as s3://bucket/orders, to STREAM of JetStream.",
+    "restore": "Restore STREAM of JetStream from a backup or an archive.",
     "serve": "Serve the Liftbridge API, with every stream in JetStream.",
     "stream": "List, create, change and delete streams.",
     "subscribe": "Show the messages of STREAM as they arrive, until Ctrl-C.",

@@ -18,7 +18,7 @@ from liftenvelope.cli._root import root
 def run(*arguments: str, given: str | bytes | None = None, **env: str) -> Result:
     """Run a command. Patient, because a loaded machine may need more than seconds."""
     words = [*arguments]
-    asks = {"--url", "--context"} & set(words) and words[0] not in ("read", "restore", "write")
+    asks = {"--url", "--context"} & set(words) and words[0] not in ("backup", "read", "restore", "write")
     if asks and "--timeout" not in words:
         words += ["--timeout", "60"]
     # Without COLUMNS, which pytest-xdist sets: it would fold the cells of tables.

@@ -1,0 +1,37 @@
+"""``liftenvelope backup``: copies a stream into a folder, with sequences, timestamps and consumers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from liftenvelope.cli._places import fail_cleanly
+from liftenvelope.cli._servers import json_option, with_source
+from liftenvelope.cli._terminal import report, shown
+
+
+@click.command()
+@click.argument("stream")
+@click.argument("folder")
+@click.option("--no-consumers", is_flag=True, help="Leave the consumers and their state out.")
+@json_option
+@with_source
+def backup(stream: str, folder: str, source: Any, no_consumers: bool, as_json: bool, **how: Any) -> None:
+    """Copy STREAM of JetStream into FOLDER as a snapshot of the server.
+
+    The backup keeps sequences, timestamps, headers and consumers. Restore it with `liftenvelope restore` or
+    `nats backup restore stream`.
+    """
+
+    def work() -> None:
+        from liftenvelope import bulk
+
+        with bulk.ProgressBar(shown(stream)) as bar:
+            done = bulk.backup(source, stream, folder, consumers=not no_consumers, progress=bar, **how)
+        sentence = f"{done.messages:,} messages and {done.consumers:,} consumers in {done.size:,} bytes"
+        names = ("messages", "consumers", "oldest", "end", "size")
+        facts = {name: getattr(done, name) for name in names}
+        report(sentence, as_json, stream=stream, folder=folder, **facts)
+
+    fail_cleanly(work)
