@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.client.partition_read import read_messages
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from liftenvelope.envelope import Message
+    from liftenvelope.payload import PayloadChoice
+    from liftenvelope.payload.typed_rows import TypedRows
 
 __all__ = ["MessageReader", "readable"]
 
@@ -117,7 +119,13 @@ class MessageReader:
             yield await self._decode(payloads)
 
     async def arrow_batches(
-        self, max_rows: int = 65_536, *, max_wait: float = 1.0, max_bytes: int = 64 * 1024 * 1024
+        self,
+        max_rows: int = 65_536,
+        *,
+        max_wait: float = 1.0,
+        max_bytes: int = 64 * 1024 * 1024,
+        payload: PayloadChoice = None,
+        on_bad: Literal["fail", "column"] = "fail",
     ) -> AsyncIterator[pa.RecordBatch]:
         """Iterate over Arrow record batches of messages. Needs the ``[arrow]`` extra.
 
@@ -126,12 +134,18 @@ class MessageReader:
             max_wait: Seconds to wait for more messages after the first one of a batch. Default 1.
             max_bytes: Maximum bytes of encoded messages per batch; a larger message is a batch of its own.
                 Default 64 MiB.
+            payload: Format of the values, which replaces the column ``value`` by typed columns, as for
+                :func:`liftenvelope.bulk.read`. A schema that is not given is that of the first batch. A
+                message of ``"arrow"`` becomes a batch of its own. Needs the ``[payload]`` extra.
+            on_bad: ``"fail"`` (default) or ``"column"``, as for :func:`liftenvelope.bulk.read`.
 
         Yields:
             Batches of at least one row, with the columns of :func:`liftenvelope.arrow.stored_batch`.
 
         Raises:
-            UsageError: An argument is out of range.
+            UsageError: An argument is out of range, or a field of the payload has the name of a column.
+            BadPayloadError: A message does not fit the payload. The rows of the messages before it were
+                yielded, and the next read begins with it.
             MissingExtraError: pyarrow is not installed.
             LiftEnvelopeError: Any error that iteration raises, after all messages that came before the error.
         """
@@ -140,13 +154,18 @@ class MessageReader:
         as_count("max_rows", max_rows)
         as_seconds("max_wait", max_wait, zero=True)
         as_count("max_bytes", max_bytes, 1, _MOST_BATCH_BYTES)
+        typed = None if payload is None and on_bad == "fail" else _typed_rows(payload, on_bad)
         while (payloads := await self._collect(max_rows, max_wait, max_bytes)) is not None:
-            try:
-                batch = arrow.stored_batch(payloads)
-            except LiftEnvelopeError:
-                self._unread[:0] = payloads  # none of them is handed out
-                raise
-            yield batch
+            # Until rows are yielded, none of the messages is handed out.
+            rest, self._unread = self._unread, payloads + self._unread
+            batch = arrow.stored_batch(payloads)
+            pieces = [(len(payloads), [batch])] if typed is None else typed.pieces(batch)
+            for reached, rows in pieces:
+                self._unread = left = payloads[reached:] + rest
+                for each in rows:
+                    yield each
+                if self._unread is not left:  # the caller has read further, or closed the reader
+                    break
 
     async def _fill(self) -> None:
         """Decode more messages into the buffer, which stays empty when the read is over."""
@@ -252,6 +271,13 @@ class MessageReader:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _typed_rows(payload: PayloadChoice, on_bad: str) -> TypedRows | None:
+    from liftenvelope.arrow import STORED_SCHEMA
+    from liftenvelope.payload.typed_rows import typed_rows
+
+    return typed_rows(payload, on_bad, STORED_SCHEMA, "stream")
 
 
 def readable(payloads: Iterable[bytes]) -> Iterator[Message]:

@@ -22,6 +22,7 @@ from liftenvelope.client.publish_many import Item
 from liftenvelope.client.publish_summary import PublishSummary
 from liftenvelope.envelope import Ack, AckPolicy, Message
 from liftenvelope.partition import PartitionChoice, Partitioner
+from liftenvelope.payload import PayloadChoice
 
 __all__ = [
     "BlockingActivityStream",
@@ -146,7 +147,13 @@ class BlockingSubscription(BlockingReader):
             LiftEnvelopeError: Any error that iteration raises, after all messages that came before the error.
         """
     def arrow_batches(
-        self, max_rows: int = 65536, *, max_wait: float = 1.0, max_bytes: int = 67108864
+        self,
+        max_rows: int = 65536,
+        *,
+        max_wait: float = 1.0,
+        max_bytes: int = 67108864,
+        payload: PayloadChoice = None,
+        on_bad: Literal["fail", "column"] = "fail",
     ) -> Iterator[pa.RecordBatch]:
         """Iterate over Arrow record batches of messages. Needs the ``[arrow]`` extra.
 
@@ -155,12 +162,18 @@ class BlockingSubscription(BlockingReader):
             max_wait: Seconds to wait for more messages after the first one of a batch. Default 1.
             max_bytes: Maximum bytes of encoded messages per batch; a larger message is a batch of its own.
                 Default 64 MiB.
+            payload: Format of the values, which replaces the column ``value`` by typed columns, as for
+                :func:`liftenvelope.bulk.read`. A schema that is not given is that of the first batch. A
+                message of ``"arrow"`` becomes a batch of its own. Needs the ``[payload]`` extra.
+            on_bad: ``"fail"`` (default) or ``"column"``, as for :func:`liftenvelope.bulk.read`.
 
         Yields:
             Batches of at least one row, with the columns of :func:`liftenvelope.arrow.stored_batch`.
 
         Raises:
-            UsageError: An argument is out of range.
+            UsageError: An argument is out of range, or a field of the payload has the name of a column.
+            BadPayloadError: A message does not fit the payload. The rows of the messages before it were
+                yielded, and the next read begins with it.
             MissingExtraError: pyarrow is not installed.
             LiftEnvelopeError: Any error that iteration raises, after all messages that came before the error.
         """
@@ -224,7 +237,13 @@ class BlockingMergedSubscription(BlockingReader):
             LiftEnvelopeError: Any error that iteration raises, after all messages that came before the error.
         """
     def arrow_batches(
-        self, max_rows: int = 65536, *, max_wait: float = 1.0, max_bytes: int = 67108864
+        self,
+        max_rows: int = 65536,
+        *,
+        max_wait: float = 1.0,
+        max_bytes: int = 67108864,
+        payload: PayloadChoice = None,
+        on_bad: Literal["fail", "column"] = "fail",
     ) -> Iterator[pa.RecordBatch]:
         """Iterate over Arrow record batches of messages. Needs the ``[arrow]`` extra.
 
@@ -233,12 +252,18 @@ class BlockingMergedSubscription(BlockingReader):
             max_wait: Seconds to wait for more messages after the first one of a batch. Default 1.
             max_bytes: Maximum bytes of encoded messages per batch; a larger message is a batch of its own.
                 Default 64 MiB.
+            payload: Format of the values, which replaces the column ``value`` by typed columns, as for
+                :func:`liftenvelope.bulk.read`. A schema that is not given is that of the first batch. A
+                message of ``"arrow"`` becomes a batch of its own. Needs the ``[payload]`` extra.
+            on_bad: ``"fail"`` (default) or ``"column"``, as for :func:`liftenvelope.bulk.read`.
 
         Yields:
             Batches of at least one row, with the columns of :func:`liftenvelope.arrow.stored_batch`.
 
         Raises:
-            UsageError: An argument is out of range.
+            UsageError: An argument is out of range, or a field of the payload has the name of a column.
+            BadPayloadError: A message does not fit the payload. The rows of the messages before it were
+                yielded, and the next read begins with it.
             MissingExtraError: pyarrow is not installed.
             LiftEnvelopeError: Any error that iteration raises, after all messages that came before the error.
         """

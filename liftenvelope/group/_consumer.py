@@ -303,13 +303,13 @@ class GroupConsumer(GroupConsumerPartitions):
         """
         as_count("max_rows", max_rows)
         as_seconds("max_wait", max_wait, zero=True)
-        from liftenvelope.group._rows import rows_of
-        from liftenvelope.group._typed_rows import typed_rows
+        from liftenvelope.group._rows import SCHEMA, rows_of
+        from liftenvelope.payload.typed_rows import typed_rows
 
-        typed = typed_rows(payload, on_bad)
+        typed = typed_rows(payload, on_bad, SCHEMA, "topic")
         while await self._wait_for(max_rows, max_wait):
             batch = rows_of([(reader.key, messages) for reader, messages in self._take(max_rows)])
-            for rows in typed(batch):
+            for rows in (batch,) if typed is None else typed.decode(batch):
                 yield rows
 
     async def _next(self, limit: int, max_wait: float) -> list[GroupMessage]:

@@ -57,13 +57,14 @@ class RowDecoder:
         packed: True if a value carries any number of rows.
 
     Args:
-        stream: Name of the stream, for errors; None to take it from the column ``topic``.
+        stream: Name of the stream, for errors; None to take it from ``stream_column``.
         decoder: Decoder of the values.
         schema: Schema of the batches.
         fields: All fields of the payload, without its prefix.
         packed: True if a value carries any number of rows.
         keeps_bad: True for columns with the faults and values of bad messages.
         letters: Takes bad messages; None to raise an error, or to keep them.
+        stream_column: Column with the name of the stream.
     """
 
     def __init__(
@@ -76,8 +77,10 @@ class RowDecoder:
         packed: bool,
         keeps_bad: bool,
         letters: BadMessages | None,
+        stream_column: str = "",
     ) -> None:
         self._stream = stream
+        self._stream_column = stream_column
         self._decoder = decoder
         self.schema = schema
         self.fields = fields
@@ -198,7 +201,7 @@ class RowDecoder:
     def _error(self, batch: pa.RecordBatch, value: BadValue) -> BadPayloadError:
         partition = batch["partition"][value.index].as_py()
         offset = batch["offset"][value.index].as_py()
-        stream = batch["topic"][value.index].as_py() if self._stream is None else self._stream
+        stream = batch[self._stream_column][value.index].as_py() if self._stream is None else self._stream
         text = f"{stream}[{partition}]: message {offset} is bad: {value.reason}"
         hint = "read with on_bad='column' or a bulk.DeadLetter to go on"
         if self._stream is None:

@@ -7,8 +7,10 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from liftenvelope.arrow import STORED_SCHEMA
 from liftenvelope.client import Client
 from liftenvelope.client._events import ClientEvent, SubscriptionLost
 from liftenvelope.client.positions import Cursor, Timestamp
@@ -21,6 +23,7 @@ from liftenvelope.errors import (
     UnsupportedByServerError,
     UsageError,
 )
+from liftenvelope.payload import ArrowBatches, BadPayloadError, Json
 from liftenvelope.rpc.status import StatusCode
 from tests.cleaner_clock import CLEANER_INTERVAL, CleanerClock
 from tests.conformance.actions import PATIENCE, eventually, fill, new_stream, read, read_offsets, take
@@ -457,6 +460,75 @@ async def test_arrow_batches_are_bounded_in_bytes(client: Client, name: str) -> 
         found = [[len(value) for value in batch.column("value").to_pylist()] async for batch in batches]
         assert found == [[100_000] * 3, [100_000] * 3, [100_000], [400_000], [100_000] * 2]
         assert messages.position == len(sizes)
+
+
+async def test_payload_becomes_typed_columns(client: Client, name: str) -> None:
+    await client.create_stream(name, name, partitions=2)
+    for partition in (0, 1):
+        values = [b'{"id": %d, "name": "tea"}' % (10 * partition + number) for number in range(3)]
+        for value in values:
+            await client.publish(name, value, partition=partition, key=b"k", headers={"n": b"1"})
+    async with client.subscribe(name, partition="all", start="earliest", stop="latest") as messages:
+        batches = [batch async for batch in messages.arrow_batches(max_wait=PATIENCE, payload="json")]
+    own = [column for column in STORED_SCHEMA.names if column != "value"]
+    assert {tuple(batch.schema.names) for batch in batches} == {(*own, "id", "name")}
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    found = sorted((row["partition"], row["offset"], row["id"], row["name"], row["key"]) for row in rows)
+    assert found == [(p, number, 10 * p + number, "tea", b"k") for p in (0, 1) for number in range(3)]
+
+
+async def test_bad_payload_fails_after_the_rows_before_it_and_is_read_next(client: Client, name: str) -> None:
+    await client.create_stream(name, name)
+    await fill(client, name, [b'{"id": 0}', b'{"id": 1}', b"oops", b'{"id": 3}'])
+    async with client.subscribe(name, start="earliest", stop="latest") as messages:
+        batches = messages.arrow_batches(max_wait=PATIENCE, payload="json")
+        assert (await anext(batches))["id"].to_pylist() == [0, 1]
+        with pytest.raises(BadPayloadError, match=rf"{name}\[0\]: message 2 is bad") as caught:
+            await anext(batches)
+        assert (caught.value.offset, messages.position) == (2, 2)
+        kept = messages.arrow_batches(max_wait=PATIENCE, payload="json", on_bad="column")
+        (batch,) = [each async for each in kept]
+    assert batch.select(["offset", "id", "bad_value"]).to_pylist() == [
+        {"offset": 2, "id": None, "bad_value": b"oops"},
+        {"offset": 3, "id": 3, "bad_value": None},
+    ]
+
+
+async def test_messages_with_many_rows_are_read_with_other_ways_in_between(client: Client, name: str) -> None:
+    schema = pa.schema({"number": pa.int64()})
+    encoder = ArrowBatches().encoder(schema)
+    values = [
+        encoder.encode(pa.record_batch([pa.array([10 * n, 10 * n + 1])], schema=schema))[0].as_py()
+        for n in range(6)
+    ]
+    await client.create_stream(name, name)
+    await fill(client, name, values, key=b"k" * 1_000)
+    small = ArrowBatches(max_repeated_bytes=3_000)  # the key is repeated: pieces of one message each
+    async with client.subscribe(name, start="earliest", stop="latest") as messages:
+        batches = messages.arrow_batches(max_wait=PATIENCE, payload=small)
+        first = await anext(batches)
+        assert first.select(["offset", "number"]).to_pylist() == [
+            {"offset": 0, "number": 0},
+            {"offset": 0, "number": 1},
+        ]
+        assert messages.position == 1
+        between = await messages.next()
+        assert between is not None
+        assert between.offset == 1
+        rest = [batch async for batch in batches]
+    assert sorted({offset for batch in rest for offset in batch["offset"].to_pylist()}) == [2, 3, 4, 5]
+
+
+async def test_options_of_payloads_are_checked_and_lose_no_message(client: Client, name: str) -> None:
+    await client.create_stream(name, name)
+    await fill(client, name, [b'{"offset": 7}'])
+    async with client.subscribe(name, start="earliest", stop="latest") as messages:
+        with pytest.raises(UsageError, match="on_bad must be 'fail' without payload"):
+            await anext(messages.arrow_batches(on_bad="column"))
+        with pytest.raises(UsageError, match="field 'offset' must not have the name of a column"):
+            await anext(messages.arrow_batches(payload="json"))
+        batch = await anext(messages.arrow_batches(payload=Json(prefix="value_")))
+        assert batch.select(["offset", "value_offset"]).to_pylist() == [{"offset": 0, "value_offset": 7}]
 
 
 async def test_many_readers_of_one_partition(client: Client, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,11 +14,11 @@ from liftenvelope.errors import UsageError
 from liftenvelope.group import SourceMessage, TopicPartition, _rows
 from liftenvelope.group._rows import SCHEMA
 from liftenvelope.group._topics import Taken
-from liftenvelope.group._typed_rows import typed_rows
 from liftenvelope.jetstream import Message
 from liftenvelope.jetstream.message import Recorder
 from liftenvelope.nats.headers import Headers
 from liftenvelope.payload import ArrowBatches, BadPayloadError, Json
+from liftenvelope.payload.typed_rows import typed_rows
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
 SECONDS = 1_700_000_000
@@ -125,9 +126,16 @@ def plain(offset: int, value: bytes) -> SourceMessage:
     return SourceMessage(offset, value, None)
 
 
+def decoding(payload: Any, on_bad: str) -> Callable[[pa.RecordBatch], Iterator[pa.RecordBatch]]:
+    """Return a function that yields the rows of a batch of messages."""
+    typed = typed_rows(payload, on_bad, SCHEMA, "topic")
+    assert typed is not None
+    return typed.decode
+
+
 def test_payload_replaces_the_value() -> None:
     good, bad = plain(3, b'{"id": 1}'), plain(4, b"oops")
-    decode = typed_rows(JSON, "column")
+    decode = decoding(JSON, "column")
     (batch,) = decode(rows_of([(FIRST, [good, bad])]))
     batch.validate(full=True)
     own = [name for name in SCHEMA.names if name != "value"]
@@ -139,9 +147,7 @@ def test_payload_replaces_the_value() -> None:
 
 
 def test_rows_before_a_bad_message_come_first() -> None:
-    rows = typed_rows(JSON, "fail")(
-        rows_of([(FIRST, [plain(3, b'{"id": 1}')]), (SECOND, [plain(7, b"oops")])])
-    )
+    rows = decoding(JSON, "fail")(rows_of([(FIRST, [plain(3, b'{"id": 1}')]), (SECOND, [plain(7, b"oops")])]))
     found = iter(rows)
     assert next(found)["id"].to_pylist() == [1]
     with pytest.raises(BadPayloadError, match=r"orders\[1\]: message 7 is bad: .*on_bad='column'") as caught:
@@ -150,7 +156,7 @@ def test_rows_before_a_bad_message_come_first() -> None:
 
 
 def test_schema_of_the_first_batch_stays() -> None:
-    decode = typed_rows("json", "column")
+    decode = decoding("json", "column")
     (first,) = decode(rows_of([(FIRST, [plain(0, b'{"id": 1}')])]))
     (second,) = decode(rows_of([(FIRST, [plain(1, b'{"id": 2, "new": 3}')])]))
     assert first.schema == second.schema
@@ -161,7 +167,7 @@ def test_message_with_many_rows_becomes_a_batch_of_its_own() -> None:
     schema = pa.schema({"id": pa.int64()})
     value = ArrowBatches().encoder(schema).encode(pa.record_batch([pa.array([5, 6])], schema=schema))
     message = plain(9, value[0].as_py())
-    batches = list(typed_rows("arrow", "fail")(rows_of([(FIRST, [message, message])])))
+    batches = list(decoding("arrow", "fail")(rows_of([(FIRST, [message, message])])))
     assert [batch.select(["offset", "row", "id"]).to_pylist()[1] for batch in batches] == [
         {"offset": 9, "row": 1, "id": 6}
     ] * 2
@@ -178,4 +184,4 @@ def test_message_with_many_rows_becomes_a_batch_of_its_own() -> None:
 )
 def test_options_of_payloads_are_checked(payload: Any, on_bad: str, text: str) -> None:
     with pytest.raises(UsageError, match=text):
-        typed_rows(payload, on_bad)
+        typed_rows(payload, on_bad, SCHEMA, "topic")
