@@ -21,7 +21,8 @@ from liftenvelope.bulk._engine.schema import EnvelopeMode
 from liftenvelope.bulk._reads.batches import check_calls
 from liftenvelope.bulk._reads.copying import CopiedRows, CopyRows, check_types, make_copy
 from liftenvelope.bulk._reads.payload import OnBad
-from liftenvelope.bulk._reads.reading import BATCH_BYTES, BATCH_ROWS, PARALLEL
+from liftenvelope.bulk._reads.reading import BATCH_BYTES, BATCH_ROWS
+from liftenvelope.bulk._reads.request import PARALLEL
 from liftenvelope.bulk._reads.selection import check_range, plan_onward
 from liftenvelope.bulk.access import Access, Source
 from liftenvelope.bulk.ranges import Gap, OnGap, OnProgress, Progress, Range, Stop

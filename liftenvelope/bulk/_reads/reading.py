@@ -11,22 +11,19 @@ from liftenvelope.bulk._engine.schema import EnvelopeMode
 from liftenvelope.bulk._reads.batches import check_calls, start_batches, start_reader
 from liftenvelope.bulk._reads.payload import OnBad
 from liftenvelope.bulk._reads.payload_plan import plan_payload
-from liftenvelope.bulk._reads.selection import Via, check_range, check_via, plan_ranges
-from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
+from liftenvelope.bulk._reads.request import PARALLEL, read_request
+from liftenvelope.bulk._reads.selection import Via
+from liftenvelope.bulk.access import Access, Source
 from liftenvelope.bulk.observing import observed
-from liftenvelope.bulk.ranges import OnGap, OnProgress, Range, Stop, split_ranges
-from liftenvelope.bulk.sources import open_stream
+from liftenvelope.bulk.ranges import OnGap, OnProgress, Range, Stop
 from liftenvelope.client.positions import Start
-from liftenvelope.jetstream.subject_filter import parse_subjects
 from liftenvelope.payload import PayloadChoice
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BATCH_BYTES", "BATCH_ROWS", "PARALLEL", "count", "read", "tail"]
+__all__ = ["BATCH_BYTES", "BATCH_ROWS", "count", "read", "tail"]
 
-#: Default number of partitions to read at the same time.
-PARALLEL = 4
 #: Default limits of a batch: rows, and bytes of messages.
 BATCH_ROWS = 65_536
 BATCH_BYTES = 8 * 1024 * 1024
@@ -126,26 +123,35 @@ def read(
         >>> from liftenvelope import bulk
         >>> table = bulk.read("nats://localhost:4222", "ORDERS").read_all()  # doctest: +SKIP
     """
-    begin, end, parts = check_range(partitions, start, stop, parallel)
-    check_calls(on_gap, progress)
-    target = find_target(source, access)
-    unsigned = target.kind is ServerKind.NATS
-    check_via(via, target.kind)
-    wanted = parse_subjects(subjects)
-    typed = plan_payload(payload, on_bad, columns, envelope, source, stream, access)
-    needed = columns if typed is None else typed.reading
-    plan = make_plan(
-        needed, envelope, batch_rows, batch_bytes, on_retention, unsigned=unsigned, subjects=wanted
+    request = read_request(
+        source,
+        stream,
+        partitions=partitions,
+        subjects=subjects,
+        start=start,
+        stop=stop,
+        parallel=parallel,
+        via=via,
+        on_retention=on_retention,
+        access=access,
     )
-    opened = open_stream(source, stream, access)
+    check_calls(on_gap, progress)
+    typed = plan_payload(payload, on_bad, columns, envelope, request.source, stream, access)
+    plan = make_plan(
+        columns if typed is None else typed.reading,
+        envelope,
+        batch_rows,
+        batch_bytes,
+        on_retention,
+        unsigned=request.is_jetstream,
+        subjects=request.subjects,
+    )
+    opened = request.open()
     try:
-        spans = plan_ranges(opened, parts, begin, end, on_retention, via=via)
-        opened.filter_by(wanted, whole=on_gap is not None)
-        total = sum(span.stop - span.start for span in spans)
+        spans = request.ranges(opened)
+        opened.filter_by(request.subjects, whole=on_gap is not None)
         decoder = None if typed is None else typed.decoder(opened, spans, plan)
-        spans = split_ranges([span for span in spans if span.start < span.stop], parallel or 1)
-        threads = parallel or min(len(spans), PARALLEL)
-        return start_reader(opened, spans, plan, threads, total, progress, on_gap, decoder)
+        return request.start_reader(opened, spans, plan, progress, on_gap, decoder)
     except BaseException:
         opened.close()
         raise
@@ -199,26 +205,31 @@ def tail(
         >>> for batch in bulk.tail("nats://localhost:4222", "ORDERS"):  # doctest: +SKIP
         ...     print(batch.num_rows)
     """
-    begin, _, parts = check_range(partitions, start, None, None)
+    request = read_request(
+        source,
+        stream,
+        partitions=partitions,
+        subjects=subjects,
+        start=start,
+        on_retention=on_retention,
+        access=access,
+    )
     check_calls(on_gap, progress)
-    target = find_target(source, access)
-    unsigned = target.kind is ServerKind.NATS
-    wanted = parse_subjects(subjects)
-    typed = plan_payload(payload, on_bad, columns, envelope, source, stream, access)
+    typed = plan_payload(payload, on_bad, columns, envelope, request.source, stream, access)
     plan = make_plan(
         columns if typed is None else typed.reading,
         envelope,
         batch_rows,
         batch_bytes,
         on_retention,
-        unsigned=unsigned,
+        unsigned=request.is_jetstream,
         batch_seconds=batch_seconds,
-        subjects=wanted,
+        subjects=request.subjects,
     )
-    opened = open_stream(source, stream, access)
+    opened = request.open()
     try:
-        ranges = plan_ranges(opened, parts, begin, None, on_retention, may_be_ahead=True, via="consumer")
-        opened.filter_by(wanted, whole=on_gap is not None)
+        ranges = request.ranges(opened, is_tail=True)
+        opened.filter_by(request.subjects, whole=on_gap is not None)
         decoder = None if typed is None else typed.decoder(opened, ranges, plan, is_tail=True)
         spans = [Range(span.partition, span.start, -1) for span in ranges]
         return start_reader(opened, spans, plan, len(spans), None, progress, on_gap, decoder)
@@ -258,12 +269,19 @@ def count(
         >>> bulk.count("nats://localhost:4222", "ORDERS", start=1000)  # doctest: +SKIP
         234567
     """
-    begin, end, parts = check_range(partitions, start, stop, None)
-    wanted = parse_subjects(subjects)
-    opened = open_stream(source, stream, access)
+    request = read_request(
+        source,
+        stream,
+        partitions=partitions,
+        subjects=subjects,
+        start=start,
+        stop=stop,
+        on_retention="skip",
+        access=access,
+    )
+    wanted, opened = request.subjects, request.open()
     with contextlib.closing(opened):
-        spans = plan_ranges(opened, parts, begin, end, "skip")
-        spans = [span for span in spans if span.start < span.stop]
+        spans = [span for span in request.ranges(opened) if span.start < span.stop]
         known = [opened.count(span, wanted) for span in spans]
         if all(number is not None for number in known):
             return sum(number or 0 for number in known)

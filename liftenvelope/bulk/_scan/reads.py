@@ -3,60 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from liftenvelope.bulk._engine.plan import OnRetention, make_plan
+from liftenvelope.bulk._engine.plan import make_plan
 from liftenvelope.bulk._engine.schema import EnvelopeMode
-from liftenvelope.bulk._reads.batches import start_reader
-from liftenvelope.bulk._reads.reading import BATCH_BYTES, BATCH_ROWS, PARALLEL
-from liftenvelope.bulk._reads.selection import Via, check_range, plan_ranges
-from liftenvelope.bulk.access import Access, Source
+from liftenvelope.bulk._reads.reading import BATCH_BYTES, BATCH_ROWS
+from liftenvelope.bulk._reads.request import ReadRequest
 from liftenvelope.bulk.narrowing import Narrowing
-from liftenvelope.bulk.ranges import Range, Stop, split_ranges
-from liftenvelope.bulk.sources import RangedStream, narrowed_range, open_stream
-from liftenvelope.client.positions import Start
-from liftenvelope.jetstream.subject_filter import SubjectFilter
+from liftenvelope.bulk.ranges import Range
+from liftenvelope.bulk.sources import RangedStream, narrowed_range
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ScanOptions", "ScanReads"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScanOptions:
-    """Arguments of a scan, checked."""
-
-    source: Source
-    stream: str
-    partitions: list[int] | None
-    subjects: SubjectFilter | None
-    start: Start
-    stop: Stop
-    envelope: EnvelopeMode
-    parallel: int | None
-    via: Via
-    on_retention: OnRetention
-    access: Access | None
+__all__ = ["ScanReads"]
 
 
 class ScanReads:
     """Starts the reads of a scan.
 
     Args:
-        options: Arguments of the scan.
+        request: Messages that the scan is about.
+        envelope: As for :func:`liftenvelope.bulk.read`.
         schema: Arrow schema of all columns.
     """
 
-    def __init__(self, options: ScanOptions, schema: pa.Schema) -> None:
-        self._options = options
+    def __init__(self, request: ReadRequest, envelope: EnvelopeMode, schema: pa.Schema) -> None:
+        self._request = request
+        self._envelope: EnvelopeMode = envelope
         self.schema: pa.Schema = schema
 
     @property
     def stream(self) -> str:
         """Name of the stream."""
-        return self._options.stream
+        return self._request.stream
 
     def read(self, columns: Iterable[str] | None, narrowing: Narrowing) -> pa.RecordBatchReader:
         """Read the messages that may meet the conditions of a query.
@@ -76,13 +56,11 @@ class ScanReads:
 
     def open(self) -> RangedStream:
         """Return the stream to read. The caller closes it, unless :meth:`start` has started a read."""
-        return open_stream(self._options.source, self._options.stream, self._options.access)
+        return self._request.open()
 
     def plan(self, opened: RangedStream, narrowing: Narrowing) -> list[Range]:
         """Return the offsets to read, as of now."""
-        o = self._options
-        begin, end, parts = check_range(o.partitions, o.start, o.stop, o.parallel)
-        spans = plan_ranges(opened, parts, begin, end, o.on_retention, via=o.via)
+        spans = self._request.ranges(opened)
         found = [narrowed_range(opened, span, narrowing) for span in spans if span.start < span.stop]
         return [span for span in found if span.start < span.stop]
 
@@ -94,22 +72,19 @@ class ScanReads:
         spans: list[Range],
     ) -> pa.RecordBatchReader:
         """Start to read ranges that :meth:`plan` returned."""
-        o, subjects = self._options, narrowing.subjects
-        if o.subjects is not None:
-            subjects = o.subjects if subjects is None else o.subjects.intersection(subjects)
+        given, subjects = self._request.subjects, narrowing.subjects
+        if given is not None:
+            subjects = given if subjects is None else given.intersection(subjects)
         plan = make_plan(
             self.schema.names if columns is None else columns,
-            o.envelope,
+            self._envelope,
             BATCH_ROWS,
             BATCH_BYTES,
-            o.on_retention,
+            self._request.on_retention,
             unsigned=opened.unsigned,
             subjects=subjects,
         )
         if subjects is not None and not subjects.filters:
             spans = []
         opened.filter_by(subjects if spans else None, whole=False)
-        total = sum(span.stop - span.start for span in spans)
-        spans = split_ranges(spans, o.parallel or 1)
-        threads = o.parallel or max(1, min(len(spans), PARALLEL))
-        return start_reader(opened, spans, plan, threads, total, None, None)
+        return self._request.start_reader(opened, spans, plan)

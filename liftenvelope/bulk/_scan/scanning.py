@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from liftenvelope.bulk._engine.plan import OnRetention, make_plan
 from liftenvelope.bulk._engine.schema import EnvelopeMode, choose_columns, make_schema
 from liftenvelope.bulk._notebook import html_schema
-from liftenvelope.bulk._reads.selection import Via, check_range, check_via
-from liftenvelope.bulk._scan.reads import ScanOptions, ScanReads
-from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
+from liftenvelope.bulk._reads.request import read_request
+from liftenvelope.bulk._reads.selection import Via
+from liftenvelope.bulk._scan.reads import ScanReads
+from liftenvelope.bulk.access import Access, Source
 from liftenvelope.bulk.narrowing import Narrowing
 from liftenvelope.bulk.ranges import Stop
 from liftenvelope.client.positions import Start
-from liftenvelope.jetstream.subject_filter import parse_subjects
 
 if TYPE_CHECKING:
     import polars as pl
@@ -110,17 +110,13 @@ def scan(
         >>> orders = bulk.scan("nats://localhost:4222", "ORDERS").to_polars()  # doctest: +SKIP
         >>> orders.filter(pl.col("subject") == "orders.new").select("value").collect()  # doctest: +SKIP
     """
-    _, _, parts = check_range(partitions, start, stop, parallel)
-    kind = find_target(source, access).kind
-    check_via(via, kind)
-    options = ScanOptions(
-        source=source if isinstance(source, str) or not isinstance(source, Iterable) else tuple(source),
-        stream=stream,
-        partitions=parts,
-        subjects=parse_subjects(subjects),
+    request = read_request(
+        source,
+        stream,
+        partitions=partitions,
+        subjects=subjects,
         start=start,
         stop=stop,
-        envelope=envelope,
         parallel=parallel,
         via=via,
         on_retention=on_retention,
@@ -128,4 +124,4 @@ def scan(
     )
     names = choose_columns(None, envelope)
     make_plan(names, envelope, 1, 1, on_retention, unsigned=False)  # checks the options
-    return Scan(ScanReads(options, make_schema(names, unsigned=kind is ServerKind.NATS)))
+    return Scan(ScanReads(request, envelope, make_schema(names, unsigned=request.is_jetstream)))

@@ -13,7 +13,7 @@ from liftenvelope._checks import as_count
 from liftenvelope._showing import changed_fields, html_fields
 from liftenvelope.bulk._engine.crew import Crew, Piece
 from liftenvelope.bulk._reads.copying import CopiedRows
-from liftenvelope.bulk._reads.reading import PARALLEL
+from liftenvelope.bulk._reads.request import PARALLEL
 from liftenvelope.bulk._reads.selection import plan_onward
 from liftenvelope.bulk.ranges import Gap, Progress, Range
 from liftenvelope.bulk.tables._state import TableState, check_incarnation
