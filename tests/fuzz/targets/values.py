@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
+import pickle
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -38,6 +40,37 @@ def read(name: str, twin: Any, chunks: Chunks, exact: Exact) -> Any:
 def read_bare(name: str, twin: Any, chunks: Chunks, exact: Exact) -> Any:
     """Read one message that is not in an envelope."""
     return getattr(twin, name)([exact(first(chunks))])[0]
+
+
+def read_both(name: str, twin: Any, chunks: Chunks, exact: Exact) -> Any:
+    """Read one message that is not in an envelope, also with the headers that servers add."""
+    getattr(twin, name)([exact(first(chunks))], strip_headers=False)
+    return read_bare(name, twin, chunks, exact)
+
+
+def looked_at(twin: Any, chunks: Chunks, exact: Exact) -> Any:
+    """Look at the type of one envelope, and use what is read in every other way."""
+    data = exact(first(chunks))
+    log: list[Any] = [twin.is_envelope(data), attempt(lambda: int(twin.peek_type(data)))]
+    for name in ("unmarshal_message", "unmarshal_ack"):
+        found = attempt(partial(getattr(twin, name), data))
+        log.append(found if isinstance(found, tuple) else uses(found))
+    return log
+
+
+def uses(value: Any) -> list[Any]:
+    """Return what the methods of a value return."""
+    other = copy.copy(value)
+    names = ("timestamp", "reception_timestamp", "commit_timestamp")
+    check = getattr(value, "raise_for_error", None)
+    return [
+        repr(value),
+        repr(pickle.loads(pickle.dumps(value))),  # of the extension's class for both twins
+        (other == value, copy.deepcopy(value) == value),
+        attempt(lambda: hash(other) == hash(value), TypeError),
+        [getattr(value, name) for name in names if hasattr(value, name)],
+        check and attempt(check),
+    ]
 
 
 def fields(names: tuple[str, ...], value: Any) -> list[Any]:
@@ -111,12 +144,14 @@ def encoded(twin: Any, chunks: Chunks, exact: Exact) -> Any:
     return made, again and attempt(lambda: fields(MESSAGE_FIELDS, twin.unmarshal_message(exact(made))))
 
 
-def attempt(work: Callable[[], Any]) -> Any:
+def attempt(work: Callable[[], Any], *expected: type[Exception]) -> Any:
     """Return the result of a call, or its error."""
     try:
         return work()
     except LiftEnvelopeError as exc:
         return type(exc), str(exc)
+    except expected as exc:
+        return type(exc)
 
 
 def seeds_of_values() -> Iterable[Chunks]:
@@ -160,7 +195,7 @@ TARGETS = (
     Target(
         "stored",
         "_fastenv",
-        partial(read_bare, "read_messages"),
+        partial(read_both, "read_messages"),
         partial(bare, "message"),
         format=MESSAGES,
         most=1,
@@ -178,6 +213,12 @@ TARGETS = (
         plain=response,
         refusals=(EnvelopeError,),
         explained=("payloads", "read_response"),
+    ),
+    *(
+        Target(
+            f"used-{kind}", "_fastenv", looked_at, partial(envelopes, kind), format=format_, most=1, share=2
+        )
+        for kind, format_ in (("message", PUBLISHES), ("ack", ACKNOWLEDGES))
     ),
     Target("values", "_fastenv", encoded, seeds_of_values),
 )
