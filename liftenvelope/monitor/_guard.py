@@ -1,8 +1,7 @@
 """Decides who may see the monitor, and what a browser may do with it.
 
-**Names.** A page of another site can point its own name at this machine (DNS rebinding) and then read the
-monitor as its own. It can't use an IP address or ``localhost`` for that. So a request must name one of these,
-or a host that the operator has allowed.
+**Names.** To refuse DNS rebinding, a request must name an IP address, ``localhost``, or a host that the
+operator has allowed (``liftenvelope/rpc/http_hosts.py``).
 
 **Login.** On loopback, none is needed unless a token is set. Elsewhere a token is required, as
 ``Authorization: Bearer`` or once in the login form, which sets a cookie for this process alone. Behind a
@@ -18,7 +17,6 @@ import asyncio
 import hmac
 import secrets
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from typing import Final
 from urllib.parse import parse_qs
 
@@ -28,6 +26,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from liftenvelope.errors import UsageError
 from liftenvelope.rpc.address import is_loopback
+from liftenvelope.rpc.http_hosts import host_of, is_fixed_host, name_of_host
 
 __all__ = ["Guard", "MonitorAccess", "body_of", "same"]
 
@@ -112,7 +111,8 @@ class Guard:
         response.headers.update(_HEADERS)
 
     def _refusal(self, request: web.Request) -> web.Response | None:
-        if not self._is_ours(request.host):
+        host = host_of(request)
+        if not (is_fixed_host(host) or name_of_host(host) in self._hosts):
             return web.Response(status=421, text="this name is not allowed: start with --allow-host\n")
         path = request.path.removeprefix(self._path)
         is_api = path.startswith("/api/")
@@ -135,21 +135,13 @@ class Guard:
             return True
         host = origin.partition("://")[2]
         # A proxy may pass on another name than the one that its clients see.
-        return host.lower() == request.host.lower() or _name_of(host) in self._hosts
+        return host.lower() == host_of(request).lower() or name_of_host(host) in self._hosts
 
     def user_of(self, request: web.Request) -> str:
         """Return who sent a request, for the log: the user that a proxy names, or else the address."""
         header = self._access.user_header
         named = request.headers.get(header, "") if header else ""
         return named[:_USER] or f"a user at {request.remote}"
-
-    def _is_ours(self, host: str) -> bool:
-        name = _name_of(host)
-        try:
-            ip_address(name)
-        except ValueError:
-            return name == "localhost" or name in self._hosts
-        return True
 
     def _is_known(self, request: web.Request) -> bool:
         access = self._access
@@ -196,12 +188,6 @@ async def body_of(request: web.Request) -> bytes:
         return await request.read()
     except (HttpProcessingError, web.RequestPayloadError):
         raise web.HTTPBadRequest(text="the body can't be read\n") from None
-
-
-def _name_of(host: str) -> str:
-    """Return the name or the IP address of ``host:port``."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-    return name.strip("[]").lower()
 
 
 def _see(place: str) -> web.Response:

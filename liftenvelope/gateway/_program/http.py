@@ -2,6 +2,10 @@
 
 Each connection has the limits of :class:`HttpConnections`.
 
+On a loopback address, a request must name an IP address or ``localhost``: pages in a browser of this machine
+could else read the metrics (DNS rebinding). On other addresses, everybody who reaches the port can read them,
+and Prometheus may call it by a name of a service.
+
 Metrics are rendered in pieces between turns of the event loop, for all requests of half a second together.
 """
 
@@ -14,11 +18,14 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
 
 from liftenvelope.gateway._program.monitored import NO_PAGES, Monitored, Pages
 from liftenvelope.gateway.metrics import GatewayCollector
+from liftenvelope.rpc.address import is_loopback
 from liftenvelope.rpc.http_connections import HttpConnections
+from liftenvelope.rpc.http_hosts import host_of, is_fixed_host
 from liftenvelope.rpc.listening import Listener
 
 if TYPE_CHECKING:
@@ -81,7 +88,9 @@ class HttpServer:
     def __init__(self, source: Monitored, pages: Pages = NO_PAGES) -> None:
         self._source = source
         self._scrape = _Scrape(source)
-        app = web.Application()
+        self._is_loopback = True
+        app = web.Application(middlewares=[self._guard])
+        self._own = frozenset({"/healthz", "/readyz", "/metrics"})
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
@@ -118,6 +127,7 @@ class HttpServer:
         Raises:
             TransportError: Binding or listening failed.
         """
+        self._is_loopback = is_loopback(host)
         await self._runner.setup()
         await self._listener.start(host, port)
         return self._listener.address
@@ -133,6 +143,18 @@ class HttpServer:
     def _protocol(self) -> asyncio.Protocol:
         assert self._runner.server is not None
         return self._runner.server()
+
+    @property
+    def _guard(self) -> Middleware:
+        @web.middleware
+        async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+            # Further pages protect themselves.
+            is_own = self._is_loopback and request.path in self._own
+            if is_own and not is_fixed_host(host_of(request)):
+                return web.Response(status=421, text="the host must be an IP address or localhost\n")
+            return await handler(request)
+
+        return guarded
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")

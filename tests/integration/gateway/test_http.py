@@ -255,6 +255,41 @@ async def test_answers_name_no_versions_of_the_server(http: str) -> None:
     assert (await get(http, "/healthz")).headers["server"] == "liftenvelope"
 
 
+async def status_for(http: str, path: str, host: bytes) -> bytes:
+    """Return the status of an answer to a request with a header ``Host``, or none if it is empty."""
+    head = b"Host: %b\r\n" % host if host else b""
+    raw = await exchange(http, b"GET %b HTTP/1.%d\r\n%b\r\n" % (path.encode(), bool(host), head))
+    return raw[9:12]
+
+
+async def test_pages_of_other_names_can_not_read_metrics_on_loopback(http: str) -> None:
+    for path in ("/metrics", "/readyz", "/%6Detrics"):
+        known = b"503" if path == "/readyz" else b"200"  # this gateway is not started
+        for host in (b"evil.example", b"evil.example:9293", b"127.0.0.1.evil.example", b"localhost.", b"x"):
+            assert await status_for(http, path, host) == b"421"
+        for host in (
+            b"127.0.0.1",
+            b"127.0.0.1:9293",
+            b"localhost",
+            b"LOCALHOST:1",
+            b"[::1]:9293",
+            b"10.0.0.1",
+            b"",
+        ):
+            assert await status_for(http, path, host) == known
+
+
+async def test_metrics_on_other_addresses_are_read_by_any_name(jetstream_server: NatsServer) -> None:
+    serving = Serving(
+        nats_url=jetstream_server.url, http="0.0.0.0:0", gateway={"broker_ttl": 60.0}, drain=60.0
+    )
+    addresses: list[str] = []
+    async with running_gateway(serving, addresses.append):
+        local = f"127.0.0.1:{addresses[0].rpartition(':')[2]}"
+        await ready(local)
+        assert await status_for(local, "/metrics", b"gateway.default.svc.cluster.local:9293") == b"200"
+
+
 async def test_other_methods_and_paths_are_refused(http: str) -> None:
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert (await get(http, "/metrics", method)).status == 405
@@ -263,7 +298,7 @@ async def test_other_methods_and_paths_are_refused(http: str) -> None:
 
 
 async def test_connection_carries_one_request(http: str) -> None:
-    one = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    one = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     assert (await exchange(http, one * 5)).count(b"200 OK") == 1
 
 
