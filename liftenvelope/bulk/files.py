@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import MAX_INT32, is_encodable, require
 from liftenvelope.bulk._archive.places import check_arrow_path
+from liftenvelope.bulk._archive.row_groups import rows_of_groups
 from liftenvelope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ _BINARY: Final = ("key", "value")
 #: Suffix of a JSON name whose value is base64, because the bytes are not UTF-8.
 _BASE64: Final = "_base64"
 _LINES: Final = 1024
+#: Rows to read from a Parquet file at a time.
+_BATCH_ROWS: Final = 65_536
 _SCHEMA: Final = pa.schema(
     {
         "key": pa.binary(),
@@ -72,7 +75,7 @@ def open_parquet(path: Path) -> pa.RecordBatchReader:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as exc:
         raise UsageError(f"{path} must be a Parquet file: {exc}") from exc
-    return pa.RecordBatchReader.from_batches(file.schema_arrow, file.iter_batches())
+    return pa.RecordBatchReader.from_batches(file.schema_arrow, rows_of_groups(file, _BATCH_ROWS))
 
 
 def to_lines(batch: pa.RecordBatch) -> Iterator[str]:

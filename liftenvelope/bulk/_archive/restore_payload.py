@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import require
 from liftenvelope.bulk._archive.files import recorded
+from liftenvelope.bulk._archive.row_groups import rows_of_groups
 from liftenvelope.bulk._engine.schema import HEADERS
 from liftenvelope.bulk._reads.copying import CopyRecord, check_same
 from liftenvelope.errors import UsageError
@@ -71,7 +72,7 @@ class ArchivedMessages:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the messages in the order of their offsets."""
-        yield from self._file.iter_batches(batch_size=_BATCH_ROWS)
+        yield from rows_of_groups(self._file, _BATCH_ROWS)
 
 
 class _EncodedMessages(ArchivedMessages):

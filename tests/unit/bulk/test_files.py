@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from liftenvelope.bulk.files import save_parquet
+from liftenvelope.bulk.files import open_parquet, save_parquet
 
 SCHEMA = pa.schema({"number": pa.int64()})
 
@@ -55,3 +56,17 @@ def test_failed_read_leaves_the_file_as_it_was(tmp_path: Path) -> None:
         save_parquet(reader(failing()), path)
     assert pq.read_table(path).num_rows == 5
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_reader_of_a_file_holds_few_row_groups_at_a_time(tmp_path: Path) -> None:
+    path, group = tmp_path / "a.parquet", 1_000_000
+    table = pa.table({"value": [os.urandom(1_000) for _ in range(20 * group // 1_000)]})
+    pq.write_table(table, path, row_group_size=group // 1_000, compression="none")
+    expected, most, found = table.nbytes, 0, 0
+    del table
+    before = pa.total_allocated_bytes()
+    for batch in open_parquet(path):
+        found += batch.nbytes
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert found == pytest.approx(expected, rel=0.01)
+    assert most < 6 * group
