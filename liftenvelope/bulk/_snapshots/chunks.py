@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from liftenvelope._deadlines import Deadline
-from liftenvelope.errors import CallTimeoutError, NoJetStreamError, TransportError, jetstream_error
+from liftenvelope.bulk.errors import RestoreError
+from liftenvelope.errors import CallTimeoutError, TransportError, jetstream_error
 from liftenvelope.jetstream.api import read_answer
 from liftenvelope.jetstream.statuses import status_number
 
@@ -87,7 +88,8 @@ class ChunkSender:
         """Send a file; yield the size of each chunk once the server has taken it.
 
         Raises:
-            JetStreamError: The server refuses the data, or has given the restore up.
+            JetStreamError: The server refuses the data.
+            RestoreError: The server has given the restore up.
             TransportError: The connection was lost.
             CallTimeoutError: The server did not take a chunk within ``timeout`` seconds.
             OSError: The file can't be read.
@@ -111,7 +113,8 @@ class ChunkSender:
             longest: Seconds to wait for the answer.
 
         Raises:
-            JetStreamError: The restore failed, or the server had given it up.
+            JetStreamError: The restore failed.
+            RestoreError: The server had given the restore up.
             TransportError: The connection was lost.
             CallTimeoutError: The server did not answer in time.
         """
@@ -133,7 +136,8 @@ class ChunkSender:
             pass
         status = frame.status
         if status is not None and status.code == _NO_RESPONDERS:
-            raise NoJetStreamError(_NO_RESPONDERS, f"{self._link.address} has given the restore up")
+            text = f"{self._link.address} has given the restore up"
+            raise RestoreError(f"{text}: it waits 5 s for the next chunk; restore again")
         if frame.payload:
             read_answer(frame.payload, self._subject)
         return frame
@@ -150,7 +154,8 @@ def _next_frame(link: NatsSocket, access: Access, deadline: Deadline, what: str)
     pinged = False
     while (frame := link.next_frame()) is None:
         if deadline.is_over:
-            raise CallTimeoutError(f"{link.address} did not send {what} within {deadline.timeout} s")
+            text = f"{link.address} did not send {what} within {deadline.timeout:g} s"
+            raise CallTimeoutError(f"{text}: give a longer timeout in bulk.Access if its disk is slow")
         if link.fill(min(deadline.left, _LOOK)):
             pinged = False
             continue

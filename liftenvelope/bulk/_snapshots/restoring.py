@@ -106,6 +106,7 @@ def restore_backup(
         UnsupportedByServerError: The server is too old for the format of the backup.
         PermissionDeniedError: The user may not restore, change and delete the stream.
         JetStreamError: The server refuses the config or the data, or a limit is reached.
+        RestoreError: The server got no data for 5 seconds, as from a slow ``progress``.
         TransportError, CallTimeoutError: The server was lost, or did not answer.
         RestoreUnfinishedError: A part of the stream is left, because the server was lost: restore again.
         OSError: The backup can't be read.
@@ -266,7 +267,7 @@ class _Restore:
         access = self._requests.access
         with (
             contextlib.closing(self._requests.connect()) as link,
-            contextlib.suppress(JetStreamError, PermissionDeniedError),
+            contextlib.suppress(JetStreamError, PermissionDeniedError, RestoreError),
         ):
             ChunkSender(link, access, subject).end(access.timeout)
 

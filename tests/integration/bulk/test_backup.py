@@ -228,6 +228,21 @@ def test_streams_of_every_kind_are_restored(
     assert config_of(url, name) == config
 
 
+def test_restored_mirror_goes_on_where_it_was(url: str, name: str, tmp_path: Path) -> None:
+    fill(url, name)
+    mirror = f"{name}-mirror"
+    config = {"name": mirror, "mirror": {"name": name}}
+    assert "error" not in api(url, f"STREAM.CREATE.{mirror}", config)
+    before = rows(url, name)
+    wait_for("the mirror", lambda: len(rows(url, mirror)) == len(before))
+    bulk.backup(url, mirror, tmp_path)
+    delete(url, mirror)
+    publish(url, numbered(name, 5))
+    bulk.restore_backup(tmp_path, url)
+    wait_for("the mirror", lambda: rows(url, mirror) == rows(url, name))
+    assert rows(url, mirror)[: len(before)] == before
+
+
 def messages(url: str, name: str) -> list[dict[str, Any]]:
     """Messages by single requests, which work for every kind of stream."""
     state = api(url, f"STREAM.INFO.{name}")["state"]
