@@ -27,6 +27,7 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.testing import NatsServer, run_nats_server
+from liftenvelope.testing._ports import free_port
 from tests.integration.bulk_streams import (
     jetstream,
     make_stream,
@@ -593,14 +594,16 @@ def test_replicated_stream_is_restored_and_a_failed_restore_leaves_nothing(tmp_p
             publish(first, [(f"{name}.x", random.read(10_000), None) for _ in range(MANY)])
 
         async def work(js: JetStreamContext) -> None:
-            subscription = await js.pull_subscribe(f"{name}.>", durable="worker")
-            for msg in await subscription.fetch(10, timeout=20):
-                await msg.ack_sync(timeout=20)
+            for durable, left_out in (("worker", 10), ("slow", 3)):
+                subscription = await js.pull_subscribe(f"{name}.>", durable=durable)
+                for number, msg in enumerate(await subscription.fetch(10, timeout=20)):
+                    if number != left_out:
+                        await msg.ack_sync(timeout=20)
 
         with_jetstream(first, work)
         before, state = rows(url, name), consumer(first, name, "worker")
         done = bulk.backup(url, name, tmp_path)
-        assert (done.messages, done.consumers) == (MANY, 1)
+        assert (done.messages, done.consumers) == (MANY, 2)
         delete(first, name)
 
         def fail(progress: Progress) -> None:
@@ -613,6 +616,9 @@ def test_replicated_stream_is_restored_and_a_failed_restore_leaves_nothing(tmp_p
         assert bulk.restore_backup(tmp_path, url).messages == MANY
         assert rows(url, name) == before
         assert consumer(first, name, "worker") == state
+        slow = consumer(first, name, "slow")  # from its ack floor on, messages are delivered again
+        assert (slow["ack_floor"]["stream_seq"], slow["num_ack_pending"]) == (3, 0)
+        assert slow["num_pending"] == MANY - 3
         info = api(first, f"STREAM.INFO.{name}")
         assert info["config"]["num_replicas"] == 3
         assert len(info["cluster"]["replicas"]) == 2
@@ -625,6 +631,39 @@ def is_created(url: str, name: str) -> bool:
         return "error" not in api(url, f"STREAM.CREATE.{name}", config, timeout=2)
     except nats.errors.Error:
         return False
+
+
+def test_backup_and_restore_over_a_server_of_another_domain(tmp_path: Path, name: str) -> None:
+    port, access = free_port(), bulk.Access(domain="leaf")
+
+    def config(domain: str, **leafnodes: Any) -> dict[str, object]:
+        own = {"domain": domain, "store_dir": str(tmp_path / domain)}
+        return {"server_name": domain, "jetstream": own, "leafnodes": leafnodes}
+
+    listening = config("hub", listen=f"127.0.0.1:{port}")
+    remote = config("leaf", remotes=[{"url": f"nats://127.0.0.1:{port}"}])
+    with (
+        run_nats_server(jetstream=True, config=listening) as hub,
+        run_nats_server(jetstream=True, config=remote) as leaf,
+    ):
+        fill_large(leaf.url, name)
+        before = rows(leaf.url, name)
+        wait_for("the leaf node", lambda: answers(hub.url, f"$JS.leaf.API.STREAM.INFO.{name}"))
+        bulk.backup(hub.url, name, tmp_path / "backup", access=access)
+        delete(leaf.url, name)
+        bulk.restore_backup(tmp_path / "backup", hub.url, access=access)
+        assert rows(leaf.url, name) == before
+
+
+def answers(url: str, subject: str) -> bool:
+    async def ask(js: JetStreamContext) -> bool:
+        try:
+            await js._nc.request(subject, b"", 2)
+        except nats.errors.Error:
+            return False
+        return True
+
+    return with_jetstream(url, ask)
 
 
 def test_no_backup_of_a_stream_that_does_not_exist(url: str, name: str, tmp_path: Path) -> None:
