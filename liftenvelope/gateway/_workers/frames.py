@@ -17,6 +17,8 @@ from liftenvelope.gateway._families import Metric, MetricSample
 __all__ = ["Frame", "as_frame", "metrics_from", "metrics_to", "read_frame", "receive_frame"]
 
 _LENGTH: Final = struct.Struct(">I")
+#: Bytes of a message from a worker. The metrics of the most streams take some MiB.
+_MOST_BYTES: Final = 256 * 1024 * 1024
 
 Frame = dict[str, Any]
 
@@ -47,12 +49,22 @@ def _read(descriptor: int, size: int) -> bytes:
 
 
 async def receive_frame(reader: asyncio.StreamReader) -> Frame | None:
-    """Read the next message; None at the end."""
+    """Read the next message; None at the end.
+
+    Raises:
+        ValueError: The other side has written something else, as a library that prints at its import does.
+    """
     try:
         [size] = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        found: Frame = json.loads(await reader.readexactly(size))
+        if size > _MOST_BYTES:
+            raise ValueError(f"a message must have at most {_MOST_BYTES} bytes, got {size}")
+        found = json.loads(await reader.readexactly(size))
     except asyncio.IncompleteReadError:
         return None
+    except RecursionError as exc:
+        raise ValueError("a message must not be nested deeply") from exc
+    if not isinstance(found, dict):
+        raise ValueError(f"a message must be an object, got {type(found).__name__}")
     return found
 
 

@@ -106,15 +106,24 @@ class WorkerProcess:
             self._process.kill()
         return await self.wait()
 
+    def _take(self, answer: Frame) -> None:
+        self.error = answer.get("error", self.error)
+        asked = self._asked.get(answer.get("id", -1))
+        if asked is not None and not asked.done():
+            asked.set_result(answer)
+
     def _send(self, message: Frame) -> None:
         self._input.write(as_frame(message))
 
     async def _read(self, output: asyncio.StreamReader) -> None:
-        while (answer := await receive_frame(output)) is not None:
-            self.error = answer.get("error", self.error)
-            asked = self._asked.get(answer.get("id", -1))
-            if asked is not None and not asked.done():
-                asked.set_result(answer)
+        try:
+            while (answer := await receive_frame(output)) is not None:
+                self._take(answer)
+        except ValueError as exc:
+            # Where the next answer begins is not known any more.
+            self.error = f"it has written what is no answer: {exc}"
+            with suppress(ProcessLookupError):
+                self._process.kill()
         for asked in self._asked.values():
             if not asked.done():
                 asked.set_exception(TransportError("the worker has ended"))

@@ -28,6 +28,8 @@ runs = Path(settings["runs"])
 with runs.open("a") as file:
     file.write(settings["plan"][min(len(runs.read_text()), len(settings["plan"]) - 1)])
 plan = runs.read_text()[-1]
+junk = {"j": b"\\0\\0\\0\\2no", "5": b"\\0\\0\\0\\0015", "l": b"large"}
+os.write(1, junk.get(plan, b""))
 if plan == "e":
     os.write(1, as_frame({"error": "no luck"}))
     sys.exit(1)
@@ -73,6 +75,17 @@ async def test_worker_that_ends_before_it_serves_for_the_first_time_is_not_start
     (tmp_path / "runs").unlink()
     with pytest.raises(TransportError, match=r"^worker 7 has ended with status 3$"):
         await slot_of(tmp_path, "d").keep()
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [("j", "Expecting value"), ("5", "must be an object, got int"), ("l", "must have at most .* bytes")],
+)
+async def test_worker_that_writes_no_answer_is_killed(tmp_path: Path, plan: str, reason: str) -> None:
+    async with asyncio.timeout(240):
+        with pytest.raises(TransportError, match=f"^it has written what is no answer: .*{reason}"):
+            await slot_of(tmp_path, plan).keep()
+    assert runs(tmp_path) == plan
 
 
 async def test_worker_that_ends_five_times_before_it_serves_again_is_given_up(tmp_path: Path) -> None:
