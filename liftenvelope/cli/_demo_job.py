@@ -66,9 +66,9 @@ class Job:
     def __post_init__(self) -> None:
         for name, least in (("messages", 1), ("size", 16), ("window", 1)):
             if getattr(self, name) < least:
-                raise UsageError(f"{name} must be at least {least}, not {getattr(self, name)}")
+                raise UsageError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.broker not in BROKERS:
-            raise UsageError(f"broker must be one of {', '.join(BROKERS)}, not {self.broker!r}")
+            raise UsageError(f"broker must be one of {', '.join(BROKERS)}, got {self.broker!r}")
         if (self.nats_url is None) != (self.liftbridge is None):
             raise UsageError(
                 "--url and --liftbridge go together: a Liftbridge server and the NATS server it uses"

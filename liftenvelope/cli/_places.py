@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -18,6 +20,8 @@ __all__ = [
     "PlaceType",
     "SizeType",
     "StartType",
+    "check_file",
+    "check_folder",
     "check_lines",
     "check_open",
     "fail_cleanly",
@@ -139,6 +143,38 @@ def check_open(option: str, path: str, stream: object) -> None:
         raise click.UsageError(f"{option} must be a path, because standard {which} is closed, got -")
 
 
+def _obstacle(path: str) -> str | None:
+    """Return why a path is no file that exists; None if it is one."""
+    try:
+        is_folder = stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError as exc:
+        return exc.strerror
+    except ValueError as exc:  # a null byte
+        return str(exc)
+    return "Is a directory" if is_folder else None
+
+
+def check_file(option: str, path: str) -> None:
+    """Check that a file to read exists; ``-`` is a standard stream.
+
+    Raises:
+        click.UsageError: It does not exist, or is a folder.
+    """
+    reason = None if path == "-" else _obstacle(path)
+    if reason is not None:
+        raise click.UsageError(f"{option} must be a file that can be read, got {path!r}: {reason}")
+
+
+def check_folder(option: str, path: str) -> None:
+    """Check that the folder of a file to write exists; ``-`` is a standard stream.
+
+    Raises:
+        click.UsageError: It does not exist.
+    """
+    if path != "-" and not Path(path).parent.is_dir():
+        raise click.UsageError(f"{option} must be in a folder that exists, got {path!r}")
+
+
 def fail_cleanly(work: Callable[[], object]) -> None:
     """Call ``work``; convert errors of the package and of files to errors of the command.
 
@@ -146,13 +182,14 @@ def fail_cleanly(work: Callable[[], object]) -> None:
         click.ClickException: ``work`` failed.
         BrokenPipeError: The reader of the output has closed the pipe.
     """
+    from liftenvelope.cli._option_names import with_option_name
     from liftenvelope.cli._terminal import shown
     from liftenvelope.errors import LiftEnvelopeError, UsageError
 
     try:
         work()
     except UsageError as exc:
-        raise click.UsageError(shown(str(exc), keep="\n")) from exc
+        raise click.UsageError(shown(with_option_name(str(exc)), keep="\n")) from exc
     except BrokenPipeError:  # click exits silently
         raise
     except (LiftEnvelopeError, OSError) as exc:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -48,15 +47,6 @@ _ATTEMPTS: Final = 120
 _FIRST_ATTEMPTS: Final = 3
 #: Errors of attempts to remember.
 _NOTED: Final = 20
-
-#: Argument of a call -> names of the options that set it.
-_ARGUMENTS: Final = {
-    "expected_last_sequence": ("expected_sequence",),
-    "opt_start_time": ("start", "deliver"),
-    "partition": ("partitions",),
-    "retentionMaxMessages": ("max_msgs",),
-    "sequence": ("seq",),
-}
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: one document, or one object per line for messages."
@@ -446,23 +436,8 @@ def on_servers(work: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., 
         def run() -> None:
             given = os.environ.get("LIFTENVELOPE_URL")
             servers = find_servers(url, context, timeout, from_environment=given)
-            try:
-                asyncio.run(work(servers, **options))
-            except UsageError as exc:
-                raise UsageError(_with_flag(str(exc))) from exc
+            asyncio.run(work(servers, **options))
 
         fail_cleanly(run)
 
     return command
-
-
-def _with_flag(text: str) -> str:
-    """Return the text of an error with the option in place of the argument that it begins with."""
-    name, _, rest = text.partition(" ")
-    # Settings of Liftbridge have names such as retentionMaxAge.
-    snake = re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name).removeprefix("retention_")
-    names = (name, snake, *_ARGUMENTS.get(name, ()))
-    for one in click.get_current_context().command.params:
-        if one.name in names and isinstance(one, click.Option):
-            return f"{one.opts[0]} {rest}"
-    return text

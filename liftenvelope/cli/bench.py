@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import click
 
+from liftenvelope._checks import as_seconds
 from liftenvelope.cli._latencies import PERCENTILES, bars, buckets, percentile, shown_seconds
-from liftenvelope.cli._places import SizeType, StartType
+from liftenvelope.cli._places import SizeType, StartType, check_file, check_folder
 from liftenvelope.cli._runs import compared, read_run, write_run
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._terminal import echo_json, print_facts, print_table
@@ -176,6 +177,10 @@ class _BenchRun:
             raise UsageError(f"--size must be 0 to {_LARGEST:,} bytes, got {self.size}")
         parameters: dict[str, object] = {"kind": kind, "count": self.count, "size": self.size}
         parameters |= {"in_flight": self.in_flight, **extra}
+        if self.compare is not None:
+            check_file("--compare", self.compare)
+        if self.save is not None:
+            check_folder("--save", self.save)
         before = None if self.compare is None else read_run(self.compare, parameters)
         async with opened as send:
             measured = await _publish(send, self.count, self.size)
@@ -326,6 +331,7 @@ async def bench_reading(
 
     Latencies compare the clock of this machine with that of the servers.
     """
+    as_seconds("--idle", idle)
     measured = _Measured()
     options: dict[str, Any] = {"partitions": (), "subjects": (), "resume": False, "no_follow": False}
     started = last = 0.0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from liftenvelope import _wire as w
-from liftenvelope.cli._places import fail_cleanly
+from liftenvelope.cli._places import check_file, fail_cleanly
 from liftenvelope.cli._servers import json_option
 from liftenvelope.cli._terminal import as_json_bytes, echo_json, plain, print_facts, shown_bytes, shown_time
 from liftenvelope.envelope import peek_type, unmarshal_ack, unmarshal_message
@@ -73,6 +73,7 @@ def _decode(data: str | None, file: str | None, form: str, as_json: bool) -> Non
 def _read(file: str | None) -> bytes:
     if (file is None or file == "-") and sys.stdin is None:
         raise UsageError("DATA or --file must be given, because standard input is closed")
+    check_file("--file", file or "-")
     with click.open_file(file or "-", "rb") as source:
         found: bytes = source.read(_LARGEST + 1)
     if len(found) > _LARGEST:

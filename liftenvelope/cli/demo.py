@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from liftenvelope.cli._demo_job import BROKERS, DemoReport, Job, run_demo
+from liftenvelope.cli._option_names import with_option_name
 from liftenvelope.cli._servers import json_option
 from liftenvelope.cli._terminal import echo_json
 from liftenvelope.errors import LiftEnvelopeError, UsageError
@@ -50,7 +51,7 @@ def demo(
             messages=messages, size=size, window=window, nats_url=url, liftbridge=liftbridge, broker=broker
         )
     except UsageError as exc:
-        raise click.UsageError(str(exc)) from exc
+        raise click.UsageError(with_option_name(str(exc))) from exc
     try:
         report = asyncio.run(_run(job))
     except LiftEnvelopeError as exc:

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["group"]
 
-_NAME: Final = click.argument("name", metavar="GROUP")
+
+def _checked(_: click.Context, __: click.Parameter, name: str) -> str:
+    if not name:
+        raise click.BadParameter("must not be empty, got ''")
+    return name
+
+
+_NAME: Final = click.argument("name", metavar="GROUP", callback=_checked)
 _TOPIC: Final = click.option(
     "--topic", "topics", multiple=True, help="Topic, or stream of Liftbridge; repeatable.  [default: all]"
 )

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from liftenvelope._checks import as_local_path
-from liftenvelope.cli._places import PlaceType, StartType, check_lines, check_open, fail_cleanly
+from liftenvelope.cli._findings import counted
+from liftenvelope.cli._places import PlaceType, StartType, check_folder, check_lines, check_open, fail_cleanly
 from liftenvelope.cli._servers import with_source
 from liftenvelope.cli._terminal import harmless_json, shown
 
@@ -113,6 +114,7 @@ def read(
     elif rotation:
         raise click.UsageError("--rotate-rows and --rotate-bytes need a folder, such as --to orders/")
     elif to.endswith(".parquet"):
+        check_folder("--to", to)
         fail_cleanly(lambda: _save(source, stream, to, how, limit))
     else:
         fail_cleanly(lambda: _print(source, stream, to, how, limit, follow=False))
@@ -127,7 +129,8 @@ def _archive(source: Any, stream: str, to: str, how: dict[str, Any]) -> None:
 
     with bulk.ProgressBar(shown(stream)) as bar:
         done = bulk.to_parquet(source, stream, to, progress=bar, **how)
-    click.echo(f"{done.rows:,} rows in {len(done.files)} files, {done.bytes:,} bytes", err=True)
+    rows, files = counted(done.rows, "row"), counted(len(done.files), "file")
+    click.echo(f"{rows} in {files}, {done.bytes:,} bytes", err=True)
 
 
 def _first(reader: pa.RecordBatchReader, limit: int | None) -> pa.RecordBatchReader:
@@ -163,6 +166,7 @@ def _print(
 
     check_lines("--to", to)
     check_open("--to", to, sys.stdout)
+    check_folder("--to", to)
     reader = bulk.tail(source, stream, **how) if follow else bulk.read(source, stream, **how)
     # Bytes, because the terminal's text encoding need not be UTF-8, and JSON is.
     with click.open_file(to, "wb") as out:

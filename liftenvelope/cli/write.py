@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from liftenvelope._checks import as_local_path
-from liftenvelope.cli._places import check_lines, check_open, fail_cleanly
+from liftenvelope.cli._places import check_file, check_lines, check_open, fail_cleanly
 from liftenvelope.cli._servers import CommandServers, json_option, named_servers, with_source
 from liftenvelope.cli._terminal import echo_json
 
@@ -98,12 +98,14 @@ def _write(source: Any, stream: str, origin: str, how: dict[str, Any], as_json: 
     from liftenvelope.bulk.files import from_lines, open_parquet
 
     if origin.endswith(".parquet"):
+        check_file("--from", origin)
         done = bulk.write(source, stream, open_parquet(path), **how)
     elif how["payload"] != "raw":
         raise click.UsageError(f"--payload needs --from with a .parquet file, got {origin!r}")
     else:
         check_lines("--from", origin)
         check_open("--from", origin, sys.stdin)
+        check_file("--from", origin)
         with click.open_file(origin, "rb") as lines:
             done = bulk.write(source, stream, from_lines(lines), **how)
     if as_json:

@@ -52,8 +52,9 @@ ENABLE_JETSTREAM: Final = (
 )
 #: JetStream error codes for "not enabled for this account" and "not enabled".
 _NOT_ENABLED: Final = (10039, 10076)
-_STREAM_NOT_FOUND: Final = 10059
-_CONSUMER_NOT_FOUND: Final = 10014
+#: Not found, and in use with another configuration.
+_ABOUT_STREAMS: Final = (10058, 10059)
+_ABOUT_CONSUMERS: Final = (10014, 10148)
 #: Requests that may get no answer although JetStream is enabled: no such consumer, or allow_direct is off.
 _ANSWERED_ELSEWHERE: Final = ("CONSUMER.MSG.NEXT.", "DIRECT.GET.")
 #: Seconds between checks of the connection during a request: nats-py does not report a loss to requests.
@@ -385,18 +386,18 @@ def _error(subject: str, error: dict[str, Any]) -> JetStreamError:
     err_code, description = int(error.get("err_code", 0)), str(error.get("description", ""))
     if err_code in _NOT_ENABLED:
         description = f"{description}: {ENABLE_JETSTREAM}"
-    elif missing := _missing(subject, err_code):
-        description = f"{description}: {missing}"
+    elif names := _named(subject, err_code):
+        description = f"{description}: {names}"
     return jetstream_error(int(error.get("code", 0)), err_code, description)
 
 
-def _missing(subject: str, err_code: int) -> str:
-    """Return the names of what the server does not have, out of the subject: the server names nothing."""
+def _named(subject: str, err_code: int) -> str:
+    """Return the names that an error is about, out of the subject: the server names nothing."""
     tokens = subject.split(".")
     if tokens[:2] == ["STREAM", "MSG"]:
         del tokens[1]
     if tokens[0] not in ("STREAM", "CONSUMER") or len(tokens) < 3:
         return ""
-    if err_code == _STREAM_NOT_FOUND:
+    if err_code in _ABOUT_STREAMS:
         return repr(tokens[2])
-    return f"{tokens[3]!r} of stream {tokens[2]!r}" if err_code == _CONSUMER_NOT_FOUND and tokens[3:] else ""
+    return f"{tokens[3]!r} of stream {tokens[2]!r}" if err_code in _ABOUT_CONSUMERS and tokens[3:] else ""

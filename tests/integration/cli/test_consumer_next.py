@@ -87,7 +87,7 @@ def test_next_of_a_consumer_with_a_priority_group(at: tuple[str, str], consumer:
     text_of("consumer", "create", consumer[0], "pinned", "--pinned-group", "g", *at)
     assert values(lines_of("consumer", "next", consumer[0], "pinned", *at)) == ["v1"]
     wrong = error_of("consumer", "next", consumer[0], "pinned", "--group", "h", *at, code=2)
-    assert "group must be one of" in wrong
+    assert "--group must be one of" in wrong
 
 
 def test_longest_wait_is_accepted(at: tuple[str, str], consumer: tuple[str, str]) -> None:

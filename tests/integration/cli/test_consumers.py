@@ -65,10 +65,10 @@ def test_unpin_a_client(at: tuple[str, str], stream: str) -> None:
     text_of("consumer", "unpin", stream, "pinned", "g", *at)
     groups = json_of("consumer", "info", stream, "pinned", *at)["priority_groups"]
     assert [one["pinned_client_id"] for one in groups] == [None]
-    assert "group must be one of" in error_of("consumer", "unpin", stream, "pinned", "other", *at, code=2)
+    assert "GROUP must be one of" in error_of("consumer", "unpin", stream, "pinned", "other", *at, code=2)
     text_of("consumer", "create", stream, "plain", *at)
     plain = error_of("consumer", "unpin", stream, "plain", "g", *at, code=2)
-    assert "group must be a priority group, but 'plain' has none, got 'g'" in plain
+    assert "GROUP must be a priority group, but 'plain' has none, got 'g'" in plain
 
 
 def test_wrong_calls_of_consumer(at: tuple[str, str], stream: str) -> None:

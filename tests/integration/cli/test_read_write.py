@@ -197,9 +197,9 @@ def test_liftbridge(liftbridge_server: LiftbridgeCluster, name: str) -> None:
             2,
             "leave out --stop, --rotate",
         ),
-        (["write", "x", "--url", "nats://a", "--from", "a\udcff.parquet"], 2, "path must be in UTF-8"),
+        (["write", "x", "--url", "nats://a", "--from", "a\udcff.parquet"], 2, "'a\\udcff.parquet'"),
         (["read", "x", "--url", "nats://127.0.0.1:1"], 1, "can't connect"),
-        (["write", "x", "--url", "nats://127.0.0.1:1", "--from", "missing.parquet"], 1, "missing.parquet"),
+        (["write", "x", "--url", "nats://127.0.0.1:1", "--from", "missing.parquet"], 2, "'missing.parquet'"),
     ],
 )
 def test_wrong_calls(arguments: list[str], code: int, text: str) -> None:

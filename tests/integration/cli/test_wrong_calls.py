@@ -60,12 +60,59 @@ def test_errors_of_jetstream_name_what_is_missing(
             "publish {} --lines --file /tmp",
             "--file must be a file that can be read, got '/tmp': Is a",
         ),
+        ("consumer pause {} c 0", "DURATION must be a positive number of seconds, got 0"),
+        ("consumer unpin {} c g", "GROUP must be a priority group, but 'c' has none, got 'g'"),
+        ("bench sub {} --count 1 --idle 0", "--idle must be a positive number of seconds"),
+        (
+            "bench pub {} --save /missing/run.json",
+            "--save must be in a folder that exists, got '/missing",
+        ),
+        ("bench pub {} --compare /missing", "--compare must be a file that can be read, got '/missing': No"),
         ("stream watch a.b", "stream name must not have a '.', got 'a.b'"),
     ],
 )
 def test_usage_errors_name_the_option(nats_url: str, stream: str, arguments: str, expected: str) -> None:
+    text_of("consumer", "create", stream, "c", "--url", nats_url)
     words = arguments.format(stream).split()
     assert expected in error_of(*words, "--url", nats_url, code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("read {} --to a.ndjson --start 9999-12-31", "--start must be a time before 2262"),
+        ("read {} --to a.ndjson --start 5 --stop 2", "--stop must be at least start, 5, got 2"),
+        ("read {} --to /missing/a.parquet", "--to must be in a folder that exists, got '/missing/a.parquet'"),
+        ("read {} --to /missing/a.ndjson", "--to must be in a folder that exists, got '/missing/a.ndjson'"),
+        (
+            "write {} --from /missing.ndjson",
+            "--from must be a file that can be read, got '/missing",
+        ),
+        (
+            "write {} --from /missing.parquet",
+            "--from must be a file that can be read, got '/missing",
+        ),
+    ],
+)
+def test_usage_errors_of_files_name_the_option(
+    nats_url: str, stream: str, arguments: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text_of("publish", f"{stream}.a", "-", "--lines", "--url", nats_url, given="1\n2\n3\n4\n5\n6\n")
+    assert expected in error_of(*arguments.format(stream).split(), "--url", nats_url, code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("decode --file /missing", "--file must be a file that can be read, got '/missing': No such file"),
+        ("restore /missing S --url liftbridge://127.0.0.1:1", "--url must be a nats:// URL"),
+        ("demo --messages 0", "--messages must be at least 1, got 0"),
+        ("group describe  --topic S --url liftbridge://127.0.0.1:1", "must not be empty, got ''"),
+    ],
+)
+def test_usage_errors_before_a_connection_name_the_option(arguments: str, expected: str) -> None:
+    assert expected in error_of(*arguments.split(" "), code=2)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +126,7 @@ def test_usage_errors_name_the_option(nats_url: str, stream: str, arguments: str
             "publish {} x -H a=b -H a=c",
             "--header must be given once for each name with Liftbridge",
         ),
+        ("group reset g --topic {} --to-datetime 9999-12-31", "--to-datetime must be a time before 2262"),
         (
             "tail {} --start 9999-12-31",
             "--start must be a time before 2262, whose nanoseconds fit",
