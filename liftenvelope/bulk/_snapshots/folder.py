@@ -137,14 +137,9 @@ def find_backup(folder: Path) -> FoundBackup:
         text = file.read(_LARGEST_META)
     data = _data_of(folder)
     try:
-        meta = read_json(text, str(folder / _META))
-        found: FoundBackup = read_as(lambda meta: _found(meta, data), meta, str(folder / _META))
+        return read_as(lambda meta: _found(meta, data), read_json(text, _META), _META)
     except ServerProtocolError as exc:
         raise BackupDamagedError(f"{folder / _META} is damaged: {exc}") from exc
-    expected = read_as(lambda own: natural(own.get("size", found.backup.size)), meta.get(_OWN) or {}, _OWN)
-    if expected != found.backup.size:
-        raise BackupDamagedError(f"{data} must have {expected:,} bytes, got {found.backup.size:,}")
-    return found
 
 
 def _data_of(folder: Path) -> Path:
@@ -157,18 +152,20 @@ def _data_of(folder: Path) -> Path:
 
 def _found(meta: dict[str, Any], data: Path) -> FoundBackup:
     config, state = dict(meta["config"]), dict(meta["state"])
-    own = dict(meta.get(_OWN) or {})
+    own, size = dict(meta.get(_OWN) or {}), data.stat().st_size
     end = natural(state["last_seq"])
     backup = Backup(
         stream=as_text("name", config["name"]),
         path=data.parent,
-        size=data.stat().st_size,
+        size=size,
         messages=natural(state["messages"]),
         oldest=min(max(natural(state["first_seq"]) - 1, 0), end),
         end=end,
         consumers=natural(state.get("consumer_count", 0)),
     )
     digest = as_text("sha256", own.get("sha256", ""))
+    if (expected := natural(own.get("size", size))) != size:
+        raise BackupDamagedError(f"{data} must have {expected:,} bytes, got {size:,}")
     return FoundBackup(backup, config, state, data, data.name == _OLD_DATA, digest)
 
 

@@ -50,15 +50,14 @@ class S2Frames:
         """
         rest = memoryview(piece)
         while rest:
+            step = min(self._skip or self._wanted - len(self._head), len(rest))
+            self.size += step
             if self._skip:
-                step = min(self._skip, len(rest))
                 self._skip -= step
             else:
-                step = min(self._wanted - len(self._head), len(rest))
                 self._head += rest[:step]
                 if len(self._head) == self._wanted:
                     self._advance()
-            self.size += step
             rest = rest[step:]
 
     def end(self) -> None:
@@ -92,7 +91,8 @@ class S2Frames:
         elif kind == _COMPRESSED:
             self.data += _varint(head[_HEADER + _CHECKSUM :])
         elif kind < _SKIPPABLE:
-            raise ValueError(f"the S2 stream has a chunk of unknown type {kind}, after {self.size:,} bytes")
+            at = self.size - len(head)
+            raise ValueError(f"the S2 stream has a chunk of unknown type {kind}, after {at:,} bytes")
 
 
 def _varint(data: bytes) -> int:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from liftenvelope.bulk._snapshots.frames import S2Frames
 
@@ -93,3 +96,31 @@ def test_other_data_is_refused(pieces: tuple[bytes, ...], text: str) -> None:
 def test_stream_without_data_does_not_end_well(pieces: tuple[bytes, ...]) -> None:
     with pytest.raises(ValueError, match="has no data"):
         fed(*pieces).end()
+
+
+def outcome(pieces: list[bytes]) -> tuple[int, int] | str:
+    try:
+        frames = fed(*pieces)
+        frames.end()
+    except ValueError as exc:
+        return str(exc)
+    return frames.size, frames.data
+
+
+CHUNKS = st.one_of(
+    st.builds(data, st.binary(max_size=40)),
+    st.builds(compressed, st.binary(max_size=12), st.binary(max_size=40)),
+    st.builds(chunk, st.integers(0, 255), st.binary(max_size=20)),
+    st.just(IDENTIFIER),
+    st.binary(max_size=20),
+)
+
+
+@given(st.lists(CHUNKS, max_size=6), st.booleans(), st.lists(st.integers(0, 120), max_size=6))
+def test_pieces_do_not_matter(chunks: list[bytes], begins_well: bool, cuts: list[int]) -> None:
+    whole = b"".join([IDENTIFIER, *chunks] if begins_well else chunks)
+    places = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
+    pieces = [whole[start:stop] for start, stop in pairwise(places)]
+    at_once = outcome([whole])
+    assert outcome(pieces) == at_once
+    assert outcome([bytes([byte]) for byte in whole]) == at_once

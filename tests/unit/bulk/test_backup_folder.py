@@ -1,0 +1,65 @@
+"""Folders of backups, without a server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftenvelope import bulk
+from liftenvelope.bulk import BackupDamagedError
+from liftenvelope.bulk._snapshots.folder import find_backup
+from liftenvelope.errors import UsageError
+
+BACKUP = Path(__file__).parents[2] / "integration" / "bulk" / "backups" / "nats-2.15"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return shutil.copytree(BACKUP, tmp_path / "backup")
+
+
+def test_backup_of_the_nats_command_is_described(folder: Path) -> None:
+    found = find_backup(folder)
+    assert found.backup == bulk.Backup("ORDERS", folder, 698, 7, 1, 10, 1)
+    assert (found.is_tar, found.digest) == (False, "")
+    seen: list[int] = []
+    found.check(seen.append)
+    assert seen == [698]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"config": None},
+        {"config": []},
+        {"config": {"name": 7}},
+        {"state": {}},
+        {"state": {"messages": -1, "first_seq": 1, "last_seq": 1}},
+        {"state": {"messages": "1", "first_seq": 1, "last_seq": 1}},
+        {"liftenvelope": "x"},
+        {"liftenvelope": [["size", 1]]},
+        {"liftenvelope": {"size": "698"}},
+        {"liftenvelope": {"size": 699}},
+        {"liftenvelope": {"sha256": 5}},
+    ],
+    ids=json.dumps,
+)
+def test_damaged_description_is_refused(folder: Path, changes: dict[str, Any]) -> None:
+    meta = json.loads((folder / "backup.json").read_text())
+    (folder / "backup.json").write_text(json.dumps(meta | changes))
+    with pytest.raises(BackupDamagedError):
+        find_backup(folder)
+
+
+def test_folder_without_a_description_is_no_backup(folder: Path, tmp_path: Path) -> None:
+    assert bulk.is_backup(folder)
+    assert bulk.is_backup(str(folder))
+    (folder / "backup.json").write_text("")  # of a backup that did not end
+    for path in (folder, tmp_path, tmp_path / "none", folder / "stream.arc.s2", "s3://bucket/orders"):
+        assert not bulk.is_backup(path)
+    with pytest.raises(UsageError, match="must have a complete backup"):
+        find_backup(folder)
