@@ -221,8 +221,8 @@ bench-spark: servers  ## Spark's figures, into benchmarks/RESULTS-SPARK.md; with
 	$(call install,--editable '.[$(EXTRAS)$(comma)spark]')
 	$(RUN) -m benchmarks.spark
 
-fuzz: setup  ## the compiled code under sanitizers, 50,000 inputs per target, and tests of the campaign: three minutes
-	$(RUN) tests/fuzz/campaign.py --inputs 50000
+fuzz: setup  ## the compiled code under sanitizers, 100,000 inputs per target, and tests of the campaign: five minutes
+	$(RUN) tests/fuzz/campaign.py --inputs 100000
 	$(RUN) -m pytest -q -n 2 tests/fuzz
 
 slices: servers  ## a slice of the campaigns with faults and with hostile peers: two minutes
