@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from liftenvelope._checks import as_text
+from liftenvelope._checks import as_text, is_encodable
 from liftenvelope._showing import html_fields
 from liftenvelope.bulk._archive.disk import locked, sync
 from liftenvelope.bulk._snapshots.frames import S2Frames
@@ -26,7 +26,15 @@ from liftenvelope.bulk.errors import BackupDamagedError
 from liftenvelope.errors import ServerProtocolError, UsageError
 from liftenvelope.jetstream.api import natural, read_as, read_json
 
-__all__ = ["Backup", "BackupWriter", "FoundBackup", "find_backup", "is_backup", "written"]
+__all__ = [
+    "Backup",
+    "BackupWriter",
+    "FoundBackup",
+    "check_description",
+    "find_backup",
+    "is_backup",
+    "written",
+]
 
 _META: Final = "backup.json"
 _DATA: Final = "stream.arc.s2"
@@ -150,8 +158,22 @@ def _data_of(folder: Path) -> Path:
     return files[0]
 
 
+def check_description(config: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Check that a description can be written to a file, and sent with a mark in its metadata.
+
+    Raises:
+        TypeError: The metadata is no object.
+        UnicodeEncodeError: A text contains a lone surrogate.
+        RecursionError: The description is nested too deeply.
+    """
+    if not isinstance(config.get("metadata") or {}, dict):
+        raise TypeError(f"metadata must be an object, got {config['metadata']!r:.40}")
+    json.dumps([config, state], indent=2, ensure_ascii=False).encode()
+
+
 def _found(meta: dict[str, Any], data: Path) -> FoundBackup:
     config, state = dict(meta["config"]), dict(meta["state"])
+    check_description(config, state)
     own, size = dict(meta.get(_OWN) or {}), data.stat().st_size
     end = natural(state["last_seq"])
     backup = Backup(
@@ -214,7 +236,7 @@ class BackupWriter:
         own = {
             "size": self.frames.size,
             "sha256": self._digest.hexdigest(),
-            "server": server,
+            "server": server if is_encodable(server) else "",
             "taken": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         self._describe({"config": config, "state": state, _OWN: own})

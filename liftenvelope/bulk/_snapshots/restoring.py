@@ -21,7 +21,7 @@ from liftenvelope._checks import as_local_path, as_text
 from liftenvelope._showing import html_fields
 from liftenvelope.bulk._jetstream.requests import JetStreamRequests
 from liftenvelope.bulk._snapshots.chunks import ChunkSender
-from liftenvelope.bulk._snapshots.folder import FoundBackup, find_backup
+from liftenvelope.bulk._snapshots.folder import FoundBackup, check_description, find_backup
 from liftenvelope.bulk._snapshots.taking import nats_target
 from liftenvelope.bulk.access import Access, Source
 from liftenvelope.bulk.errors import RestoreError, RestoreUnfinishedError
@@ -141,6 +141,10 @@ def _renamed(found: FoundBackup, stream: str | None, config: Mapping[str, Any] |
         text = f"stream must be {found.backup.stream!r}, as in the backup, got {name!r}"
         raise UsageError(f"{text}: other names need a backup of nats-server 2.15 or later")
     changed = {**found.config, **(config or {}), "name": name}
+    try:
+        check_description(changed, found.state)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise UsageError(f"config must have settings as JSON has them: {exc}") from exc
     return replace(found, backup=replace(found.backup, stream=name), config=changed)
 
 

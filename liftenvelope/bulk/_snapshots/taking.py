@@ -9,7 +9,7 @@ from typing import Any, Final
 from liftenvelope._checks import as_local_path
 from liftenvelope.bulk._jetstream.requests import JetStreamRequests
 from liftenvelope.bulk._snapshots.chunks import CHUNK_BYTES, received_chunks
-from liftenvelope.bulk._snapshots.folder import Backup, BackupWriter, written
+from liftenvelope.bulk._snapshots.folder import Backup, BackupWriter, check_description, written
 from liftenvelope.bulk.access import Access, ServerKind, Source, Target, find_target
 from liftenvelope.bulk.ranges import OnProgress, Progress
 from liftenvelope.errors import UsageError
@@ -107,4 +107,5 @@ def _described(answer: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     config, state = dict(answer["config"]), dict(answer["state"])
     for name in ("bytes", "messages", "first_seq", "last_seq"):
         natural(state[name])
+    check_description(config, state)
     return config, state

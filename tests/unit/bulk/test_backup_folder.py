@@ -12,7 +12,8 @@ import pytest
 from liftenvelope import bulk
 from liftenvelope.bulk import BackupDamagedError
 from liftenvelope.bulk._snapshots.folder import find_backup
-from liftenvelope.errors import UsageError
+from liftenvelope.errors import ServerProtocolError, UsageError
+from tests.unit.hostile_nats import STREAM_INFO, FakeNats, msg, usual
 
 BACKUP = Path(__file__).parents[2] / "integration" / "bulk" / "backups" / "nats-2.15"
 
@@ -37,6 +38,9 @@ def test_backup_of_the_nats_command_is_described(folder: Path) -> None:
         {"config": None},
         {"config": []},
         {"config": {"name": 7}},
+        {"config": {"name": "ORDERS", "metadata": "x"}},
+        {"config": {"name": "ORDERS", "metadata": [["a", "b"]]}},
+        {"config": {"name": "ORDERS", "description": "\ud800"}},
         {"state": {}},
         {"state": {"messages": -1, "first_seq": 1, "last_seq": 1}},
         {"state": {"messages": "1", "first_seq": 1, "last_seq": 1}},
@@ -63,3 +67,24 @@ def test_folder_without_a_description_is_no_backup(folder: Path, tmp_path: Path)
         assert not bulk.is_backup(path)
     with pytest.raises(UsageError, match="must have a complete backup"):
         find_backup(folder)
+
+
+@pytest.mark.parametrize("metadata", ["x", 5, {"a": "\ud800"}, {"a": object()}])
+def test_config_that_is_no_json_is_refused(folder: Path, metadata: Any) -> None:
+    with pytest.raises(UsageError, match="config must have settings as JSON has them"):
+        bulk.restore_backup(folder, "nats://127.0.0.1:1", config={"metadata": metadata})
+
+
+@pytest.mark.parametrize("config", [{"metadata": "x"}, {"description": "\ud800"}])
+def test_description_of_a_hostile_server_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+    def script(subject: bytes, reply: bytes, sid: int) -> bytes:
+        if b".STREAM.SNAPSHOT." not in subject:
+            return usual(subject, reply, sid)
+        return msg(reply, sid, json.dumps({**STREAM_INFO, "config": config}).encode())
+
+    with (
+        FakeNats(script=script).running() as server,
+        pytest.raises(ServerProtocolError, match="can't be read"),
+    ):
+        bulk.backup(server.url, "S", tmp_path / "backup")
+    assert not bulk.is_backup(tmp_path / "backup")
