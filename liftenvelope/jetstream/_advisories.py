@@ -249,7 +249,7 @@ group='jobs', reason='admin')
         chosen = _ACTIONS.get(str(data.get("action")), Advisory)
     try:
         own = chosen.own(data)
-    except (TypeError, ValueError):  # a field has another type than this version expects
+    except (TypeError, ValueError, OverflowError):  # a field has another type than this version expects
         chosen, own = Advisory, {}
     return chosen(
         type=kind,

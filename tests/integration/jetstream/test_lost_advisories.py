@@ -104,8 +104,10 @@ def test_max_waiting(js_nc: Client, max_waiting: int) -> None:
         Advisories(js_nc, max_waiting=max_waiting)
 
 
-def test_advisory_with_an_unexpected_field_type_is_kept() -> None:
+@pytest.mark.parametrize("value", ['"all"', "1e400", "null", "[]"])
+def test_advisory_with_an_unexpected_field_type_is_kept(value: str) -> None:
     """A server that means something else by it is no reason to lose it."""
-    advisory = read_advisory(b'{"type":"io.nats.jetstream.advisory.v1.max_deliver","stream_seq":"all"}')
+    text = f'{{"type":"io.nats.jetstream.advisory.v1.max_deliver","stream_seq":{value}}}'
+    advisory = read_advisory(text.encode())
     assert type(advisory) is Advisory
-    assert advisory.data["stream_seq"] == "all"
+    assert advisory.data["stream_seq"] == json.loads(value)
