@@ -36,6 +36,8 @@ __all__ = ["BROKERS", "CodecTimes", "DemoReport", "Job", "run_demo", "time_codec
 #: Kinds of brokers that the demo can start.
 BROKERS: Final = ("gateway", "liftbridge")
 _BATCH: Final = 5_000
+#: Smallest and largest values of a job. A value must fit into a message of nats-server.
+_BOUNDS: Final = {"messages": (1, 1_000_000_000), "size": (16, 1_000_000), "window": (1, 1_000_000)}
 #: Seconds to wait for acks, and to delete the stream after a failure.
 _ACK_TIMEOUT: Final = 30.0
 _PATIENCE: Final = 5.0
@@ -64,9 +66,9 @@ class Job:
     broker: str = "gateway"
 
     def __post_init__(self) -> None:
-        for name, least in (("messages", 1), ("size", 16), ("window", 1)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name, (least, most) in _BOUNDS.items():
+            if not least <= getattr(self, name) <= most:
+                raise UsageError(f"{name} must be from {least:,} to {most:,}, got {getattr(self, name)}")
         if self.broker not in BROKERS:
             raise UsageError(f"broker must be one of {', '.join(BROKERS)}, got {self.broker!r}")
         if (self.nats_url is None) != (self.liftbridge is None):

@@ -169,9 +169,11 @@ class NatsGroups:
 
         Raises:
             UsageError: Topics are given: a group is deleted as a whole.
+            GroupError: There is no such group, or it has members.
         """
         if topics:
             raise UsageError("--topic must be left out: a group over NATS is deleted as a whole")
+        await self._client.describe_group(name)  # its error for a missing group lists those that exist
         await self._client.delete_group(name)
 
 

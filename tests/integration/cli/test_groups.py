@@ -185,7 +185,9 @@ def test_reset_of_one_partition_and_deletion(at: tuple[str, str], group: str) ->
         "group", "reset", group, "--to-latest", "-p", "7", *at, code=2
     )
     assert text_of("group", "rm", group, "--yes", *at) == f"deleted group {group}\n"
-    assert "there is no group" in error_of("group", "rm", group, "--yes", *at)
+    missing = error_of("group", "rm", group, "--yes", *at)
+    assert missing.startswith(f"Error: there is no group {group!r}: ")
+    assert ": create it first" not in missing
 
 
 @pytest.mark.parametrize("aims", [(), ("--to-earliest", "--to-latest"), ("--to-latest", "--to-offset", "1")])
