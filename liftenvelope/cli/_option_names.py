@@ -16,7 +16,7 @@ _ARGUMENTS: Final = {
     "opt_start_time": ("start", "deliver"),
     "partition": ("partitions",),
     "retentionMaxMessages": ("max_msgs",),
-    "sequence": ("seq",),
+    "sequence": ("seq", "to_sequence"),
     "source": ("url",),
     "start": ("to_datetime",),
     "until": ("duration",),

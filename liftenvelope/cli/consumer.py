@@ -140,6 +140,33 @@ async def resume_consumer(servers: CommandServers, stream: str, name: str, as_js
     report(f"resumed consumer {name}", as_json, stream=stream, consumer=name, **plain(found))
 
 
+@consumer.command("reset")
+@_STREAM
+@_NAME
+@click.option(
+    "--to-sequence",
+    type=click.IntRange(min=1),
+    help="Stream sequence to go on at.  [default: that after the ack floor]",
+)
+@json_option
+@on_servers
+async def reset_consumer(
+    servers: CommandServers, stream: str, name: str, to_sequence: int | None, as_json: bool
+) -> None:
+    """Set the position of CONSUMER (nats-server 2.14).
+
+    Messages from that position on are delivered again. Acks of messages that were delivered before have no
+    effect any more.
+    """
+    servers.need("nats", "consumer reset")
+    async with servers.jetstream() as js:
+        one = await js.consumer(stream, name)
+        old = one.cached_info.delivered.stream_seq + 1
+        new = (await one.reset(to_sequence)).reset_seq
+    text = f"reset consumer {name}: it goes on at sequence {new}, and would have gone on at {old}"
+    report(text, as_json, stream=stream, consumer=name, old=old, new=new)
+
+
 @consumer.command("unpin")
 @_STREAM
 @_NAME

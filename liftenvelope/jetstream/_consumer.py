@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Unpack
 
-from liftenvelope._checks import as_count, as_seconds
+from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream._consumer_config import AckPolicy, ConsumerConfig, PriorityPolicy
 from liftenvelope.jetstream._events import PullEvent
@@ -162,10 +162,10 @@ class Consumer:
             Info of the consumer; ``reset_seq`` is the new start sequence.
 
         Raises:
-            UsageError: The sequence is less than 1.
+            UsageError: The sequence is less than 1, or does not fit in 64 bits.
             JetStreamError, CallTimeoutError, TransportError: As for every request.
         """
-        body = None if sequence is None else {"seq": as_count("sequence", sequence, 1)}
+        body = None if sequence is None else {"seq": as_count("sequence", sequence, 1, MAX_INT64)}
         self._info = await self._api.request_as(
             ConsumerInfo.from_json, f"CONSUMER.RESET.{self._path}", body, timeout=timeout
         )

@@ -56,6 +56,19 @@ def test_naked_messages_are_redelivered_and_terminated_ones_are_not(
     assert values(lines_of(*take, *at)) == ["v3", "v4"]
 
 
+def test_reset_moves_a_consumer(at: tuple[str, str], consumer: tuple[str, str]) -> None:
+    take = ("consumer", "next", *consumer, "--count", "2")
+    assert values(lines_of(*take, *at)) == ["v1", "v2"]
+    said = text_of("consumer", "reset", *consumer, "--to-sequence", "2", *at)
+    assert said == f"reset consumer {consumer[1]}: it goes on at sequence 2, and would have gone on at 3\n"
+    assert values(lines_of(*take, "--no-ack", *at)) == ["v2", "v3"]
+    facts = json_of("consumer", "reset", *consumer, *at)
+    assert facts == {"stream": consumer[0], "consumer": consumer[1], "old": 4, "new": 2}
+    assert values(lines_of(*take, *at)) == ["v2", "v3"]
+    text_of("consumer", "reset", *consumer, "--to-sequence", "5", *at)
+    assert values(lines_of(*take[:-2], *at)) == ["v5"]
+
+
 def test_exit_code_is_1_if_fewer_messages_came_than_asked(
     at: tuple[str, str], consumer: tuple[str, str]
 ) -> None:

@@ -110,7 +110,7 @@ def test_errors_say_what_to_change(url: str, name: str, copy: str, tmp_path: Pat
     mine = (*words, "--archived-stream", name)
     assert "--url must be a nats:// URL" in error_of(*mine[:3], "--url", "liftbridge://127.0.0.1:1", code=2)
     publish(url, [(f"{copy}.x", b"other", None)])
-    assert "stream must be empty, or hold the beginning" in error_of(*mine, "--dry-run", code=2)
+    assert "STREAM must be empty, or hold the beginning" in error_of(*mine, "--dry-run", code=2)
     (path,) = tmp_path.glob("*.parquet")
     path.write_bytes(path.read_bytes()[:-9])
     assert "ARCHIVE must have Parquet files, got" in error_of(*mine, code=2)
