@@ -314,12 +314,13 @@ class NatsSocket:
         return info
 
     def _refused(self, text: str) -> None:
+        if is_refused_login(text):
+            raise PermissionDeniedError(0, refused_login(str(self.address)))
+        is_denied = _DENIED in text.lower()  # before a short secret is taken out of these words
         for secret in (self._access.password, self._access.token):
             if secret:  # a server may echo what it received
                 text = text.replace(secret, "***")
-        if is_refused_login(text):
-            raise PermissionDeniedError(0, refused_login(str(self.address)))
-        if _DENIED in text.lower():
+        if is_denied:
             raise PermissionDeniedError(0, f"{self.address}: {text}")
         raise TransportError(f"{self.address}: {text}")
 

@@ -488,6 +488,15 @@ class TestLogin:
             with pytest.raises(StreamNotFoundError):
                 bulk.read(server.url, "x", access=Access(user="ann", password="s3cret/@"))
 
+    def test_refused_permission_of_a_user_with_a_short_password_is_not_retried(self) -> None:
+        denied = {"publish": {"deny": ["$JS.API.STREAM.INFO.>"]}}
+        users = [{"user": "ann", "password": "a", "permissions": denied}]
+        with (
+            jetstream(config={"authorization": {"users": users}}) as server,
+            pytest.raises(PermissionDeniedError, match=r"STREAM\.INFO\.x"),
+        ):
+            bulk.read(f"nats://ann:a@{server.address}", "x")
+
     def test_token(self) -> None:
         with jetstream(config={"authorization": {"token": "t0ken"}}) as server:
             with pytest.raises(StreamNotFoundError):
