@@ -22,6 +22,7 @@ from liftenvelope.cli._contexts import NatsContext, context_names, read_context,
 from liftenvelope.cli._places import fail_cleanly
 from liftenvelope.errors import (
     CallTimeoutError,
+    ConnectionClosedError,
     MissingExtraError,
     PermissionDeniedError,
     TransportError,
@@ -98,7 +99,7 @@ class CommandServers:
         """Connect to NATS, and close the connection in the end.
 
         Raises:
-            TransportError: No server could be reached.
+            TransportError: No server could be reached, or the connection was lost and not regained.
             PermissionDeniedError: The server refused the login.
             UsageError: A file of the context can't be read, or a URL is invalid.
         """
@@ -107,6 +108,12 @@ class CommandServers:
         nc = await self._connect()
         try:
             yield nc
+        except ConnectionClosedError as exc:
+            if not nc.is_closed:
+                raise
+            lost = f"the connection to NATS at {self.where} was lost and not regained"
+            text = f"{lost} in half a minute: start the server, and run the command again"
+            raise ConnectionClosedError(text, exc.published, exc.sent) from exc
         except CallTimeoutError as exc:
             # The server tells of a refused subject apart from the request, which then gets no answer.
             text, reason = str(exc), str(nc.last_error)

@@ -242,6 +242,23 @@ def test_subscription_goes_on_after_a_restart_of_the_server(name: str) -> None:
             assert process.wait(240) == 0
 
 
+def test_subscription_ends_if_the_server_does_not_come_back(name: str) -> None:
+    with run_nats_server(jetstream=True) as server:
+        at = ("--url", server.url)
+        text_of("stream", "create", name, *at)
+        text_of("publish", name, "one", *at)
+        with started("tail", name, "--json", *at) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.readline()
+            server.stop()
+            assert process.wait(240) == 1
+            said = process.stderr.read().decode().splitlines()
+    assert said[0] == "Note: the connection is lost, reconnecting"
+    lost = f"Error: the connection to NATS at {server.url} was lost and not regained in half a minute"
+    assert said[-1] == f"{lost}: start the server, and run the command again"
+
+
 def test_deleted_stream_ends_a_subscription(at: tuple[str, str], name: str) -> None:
     text_of("stream", "create", name, *at)
     text_of("publish", name, "x", *at)
