@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -20,7 +21,13 @@ from liftenvelope.bulk._jetstream.nats_socket import NatsSocket
 from liftenvelope.bulk._liftbridge import source as liftbridge_source
 from liftenvelope.bulk.access import find_target
 from liftenvelope.client.positions import Timestamp
-from liftenvelope.errors import CallTimeoutError, PermissionDeniedError, StreamDeletedError, TransportError
+from liftenvelope.errors import (
+    CallTimeoutError,
+    PermissionDeniedError,
+    StreamDeletedError,
+    TransportError,
+    UnsupportedByServerError,
+)
 from liftenvelope.rpc.server import ServerCall
 from liftenvelope.rpc.status import RpcError, StatusCode
 from tests.unit.scripted_broker import ScriptedBroker, StandingStill, TimesLost, scripted
@@ -260,3 +267,13 @@ async def test_what_is_newest_is_waited_for_while_a_broker_stands_still() -> Non
         broker.next("FetchPartitionMetadata", broker._partition, stand_still)
         reader = await asyncio.to_thread(bulk.read, broker.address, "foo")
         assert (await asyncio.to_thread(reader.read_all))["offset"].to_pylist() == list(range(6))
+
+
+def test_backup_of_a_newer_server_is_not_sent_to_an_older_one() -> None:
+    backup = Path(__file__).parents[2] / "integration" / "bulk" / "backups" / "nats-2.15"
+    old, text = INFO.replace(b"2.15.1", b"2.14.6"), r"needs nats-server 2\.15 or later, got 2\.14\.6"
+    with (
+        scripted_nats(lambda *_: b"", old) as url,
+        pytest.raises(UnsupportedByServerError, match=text),
+    ):
+        bulk.restore_backup(backup, url)
