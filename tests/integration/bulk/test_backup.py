@@ -244,6 +244,27 @@ def test_restored_mirror_goes_on_where_it_was(url: str, name: str, tmp_path: Pat
     assert rows(url, mirror)[: len(before)] == before
 
 
+def test_restored_key_value_bucket_keeps_its_revisions(url: str, name: str, tmp_path: Path) -> None:
+    async def make(js: JetStreamContext) -> None:
+        bucket = await js.create_key_value(bucket=name, history=3)
+        for number in range(5):
+            await bucket.put("tea", b"%d" % number)
+        await bucket.put("milk", b"1")
+        await bucket.delete("milk")
+
+    async def found(js: JetStreamContext) -> tuple[object, ...]:
+        bucket = await js.key_value(name)
+        history = [(one.revision, one.value) for one in await bucket.history("tea")]
+        updated = await bucket.update("tea", b"new", last=5)
+        return history, await bucket.keys(), updated
+
+    with_jetstream(url, make)
+    bulk.backup(url, f"KV_{name}", tmp_path)
+    delete(url, f"KV_{name}")
+    bulk.restore_backup(tmp_path, url)
+    assert with_jetstream(url, found) == ([(3, b"2"), (4, b"3"), (5, b"4")], ["tea"], 8)
+
+
 def messages(url: str, name: str) -> list[dict[str, Any]]:
     """Messages by single requests, which work for every kind of stream."""
     state = api(url, f"STREAM.INFO.{name}")["state"]
