@@ -27,7 +27,7 @@ _ELSEWHERE: Final = {
     "monitor": "Serve a live page about streams, consumers and groups, until Ctrl-C.",
     "publish": "Publish a message and show its ack.",
     "read": "Read STREAM in exact ranges of offsets.",
-    "restore": "Restore STREAM of JetStream from a backup or an archive.",
+    "restore": "Restore STREAM of JetStream from FOLDER, a backup or an archive.",
     "serve": "Serve the Liftbridge API, with every stream in JetStream.",
     "stream": "List, create, change and delete streams.",
     "subscribe": "Show the messages of STREAM as they arrive, until Ctrl-C.",
