@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,8 @@ from liftenvelope import bulk
 from liftenvelope.bulk import ArchiveBusyError, Progress, RetentionError
 from liftenvelope.bulk._archive.files import ArchiveFile
 from liftenvelope.errors import LiftEnvelopeError, OffsetOutOfRangeError, UsageError
-from liftenvelope.testing import LiftbridgeCluster, NatsServer
-from tests.integration.bulk_streams import jetstream, make_stream, numbered, publish, with_jetstream
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with jetstream() as running:
-        yield running
-
-
-@pytest.fixture
-def url(server: NatsServer) -> str:
-    return server.url
+from liftenvelope.testing import LiftbridgeCluster
+from tests.integration.bulk_streams import make_stream, numbered, publish, with_jetstream
 
 
 def archived(path: Path, *columns: str) -> pa.Table:

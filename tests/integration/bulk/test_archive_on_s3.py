@@ -23,28 +23,16 @@ from liftenvelope import bulk
 from liftenvelope.bulk import ArchiveBusyError, Progress
 from liftenvelope.bulk._archive import claims
 from liftenvelope.errors import UsageError
-from liftenvelope.testing import NatsServer
-from tests.integration.bulk_streams import jetstream, make_stream, numbered, publish
+from tests.integration.bulk_streams import make_stream, numbered, publish
 from tests.s3 import S3Server, run_s3
 
 WORK = "_liftenvelope"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with jetstream() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def s3() -> Iterator[S3Server]:
     with run_s3() as running:
         yield running
-
-
-@pytest.fixture
-def url(server: NatsServer) -> str:
-    return server.url
 
 
 def objects(s3: S3Server, folder: str) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,12 +16,11 @@ from nats.js.api import RetentionPolicy, StreamSource
 from liftenvelope import bulk
 from liftenvelope.bulk import Access, Gap, RetentionError
 from liftenvelope.errors import ServerError, StreamNotFoundError, UsageError
-from liftenvelope.testing import FaultProxy, NatsServer
+from liftenvelope.testing import FaultProxy
 from tests.integration.bulk_streams import (
     BulkThreads,
     by_bulk,
     by_nats_py,
-    jetstream,
     make_stream,
     numbered,
     offsets,
@@ -32,17 +30,6 @@ from tests.integration.bulk_streams import (
 )
 
 MAPS = pa.map_(pa.string(), pa.binary())
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with jetstream() as running:
-        yield running
-
-
-@pytest.fixture
-def url(server: NatsServer) -> str:
-    return server.url
 
 
 def direct(url: str, stream: str, **options: Any) -> pa.Table:

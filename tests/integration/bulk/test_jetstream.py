@@ -63,11 +63,6 @@ def server() -> Iterator[NatsServer]:
         yield running
 
 
-@pytest.fixture
-def url(server: NatsServer) -> str:
-    return server.url
-
-
 def test_rows_are_those_of_an_ordinary_client(url: str, name: str) -> None:
     make_stream(url, name)
     headers = [None, {"A": "1"}, {"B": "two", "C": "x" * 300}, {"Empty": ""}]

@@ -38,12 +38,6 @@ AVRO = {
 FIELDS = list(ORDERS.schema.names)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with jetstream() as running:
-        yield running
-
-
 #: Longest message of the server ``small``, in bytes.
 _SMALL = 4_096
 
@@ -65,11 +59,6 @@ def bulk_stream(url: str, name: str) -> str:
 
     asyncio.run(create())
     return name
-
-
-@pytest.fixture
-def url(server: NatsServer) -> str:
-    return server.url
 
 
 @pytest.fixture

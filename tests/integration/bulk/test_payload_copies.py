@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,13 +19,7 @@ from liftenvelope.bulk._reads import dead_letter as letters
 from liftenvelope.errors import StreamNotFoundError, UsageError
 from liftenvelope.payload import BadPayloadError, _arrow
 from liftenvelope.testing import NatsServer
-from tests.integration.bulk_streams import jetstream, make_stream, publish
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with jetstream() as running:
-        yield running
+from tests.integration.bulk_streams import make_stream, publish
 
 
 class Copy:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,8 @@ from liftenvelope import bulk
 from liftenvelope.bulk import Progress, RestoreError
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 from liftenvelope.payload import ArrowBatches, Avro, Json, Msgpack, PayloadFormat, Protobuf
-from liftenvelope.testing import NatsServer
-from tests.integration.bulk_streams import jetstream, make_stream, numbered, publish, with_jetstream
+from tests.integration.bulk_streams import make_stream, numbered, publish, with_jetstream
 from tests.unit.payload.test_protobuf import LINE, descriptor_set
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with jetstream() as running:
-        yield running
-
-
-@pytest.fixture
-def url(server: NatsServer) -> str:
-    return server.url
 
 
 def archive_and_empty(url: str, name: str, folder: Path, rows: int) -> None:

@@ -24,7 +24,6 @@ from liftenvelope.errors import UsageError
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, NatsServer
 from tests.integration.bulk_streams import (
     BulkThreads,
-    jetstream,
     make_stream,
     offsets,
     publish,
@@ -34,12 +33,6 @@ from tests.integration.bulk_streams import (
 
 WORDS = ["a", "b", "ü", "$c"]
 COUNT = 600
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with jetstream() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -31,13 +31,7 @@ from liftenvelope.bulk import (
 from liftenvelope.bulk._jetstream.requests import JetStreamRequests
 from liftenvelope.errors import OffsetOutOfRangeError, StreamNotFoundError, UsageError
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
-from tests.integration.bulk_streams import jetstream, make_stream, numbered, publish, with_jetstream
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with jetstream() as running:
-        yield running
+from tests.integration.bulk_streams import make_stream, numbered, publish, with_jetstream
 
 
 class Lake:

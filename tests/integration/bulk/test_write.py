@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -20,19 +19,8 @@ from liftenvelope.errors import (
     UsageError,
     WrongStreamError,
 )
-from liftenvelope.testing import FaultProxy, LiftbridgeCluster, NatsServer
-from tests.integration.bulk_streams import by_nats_py, jetstream, make_stream, offsets, with_jetstream
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with jetstream() as running:
-        yield running
-
-
-@pytest.fixture
-def url(server: NatsServer) -> str:
-    return server.url
+from liftenvelope.testing import FaultProxy, LiftbridgeCluster
+from tests.integration.bulk_streams import by_nats_py, make_stream, offsets, with_jetstream
 
 
 @pytest.fixture

@@ -30,23 +30,12 @@ from liftenvelope.errors import (
     WrongStreamError,
 )
 from liftenvelope.jetstream import JetStream, StreamConfig
-from liftenvelope.testing import FaultProxy, NatsServer
+from liftenvelope.testing import FaultProxy
 from tests.integration.bulk_streams import jetstream, make_stream
 
 MODES: list[Any] = ["pipelined", "atomic", "fast"]
 MAPS = pa.map_(pa.string(), pa.binary())
 ACCESS = Access(reconnect_wait=60, connect_timeout=10, timeout=20)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with jetstream() as running:
-        yield running
-
-
-@pytest.fixture
-def url(server: NatsServer) -> str:
-    return server.url
 
 
 def open_stream(url: str, name: str, **config: Any) -> None:
