@@ -88,3 +88,12 @@ def test_extension_shows_the_columns_of_a_reader_without_reading_it() -> None:
     shown = shell.shows[pa.RecordBatchReader](reader)
     assert "<td>&lt;n&gt;</td><td>int64</td><td>no</td>" in shown
     assert reader.read_all().num_rows == 1
+
+
+def test_backup_shows_bytes_without_rows() -> None:
+    terminal = Terminal()
+    with bulk.ProgressBar("orders", file=terminal) as bar:
+        bar(bulk.Progress(rows=0, bytes=2_500_000, done=5, total=10))
+    assert terminal.getvalue().rpartition("\r")[2].startswith("orders  50% 2.5 MB, ")
+    assert " MB/s [" in terminal.getvalue()
+    assert "rows" not in terminal.getvalue()
