@@ -20,6 +20,7 @@ The caller executes ``actions`` in order. Rules: ADR-37 revision 3, ADR-42 revis
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
@@ -145,6 +146,8 @@ class PullCore:
         self._served = True
         #: True if a message has arrived since the last tick or pull status.
         self._fresh = False
+        #: When such a message was noticed last.
+        self._fresh_at = -math.inf
         self._heard = 0.0
         self._pulled = 0.0
         self._backoff = Backoff(first=0.05, longest=5.0, jitter=0.0)
@@ -209,7 +212,7 @@ class PullCore:
     def tick(self, now: float) -> None:
         """Process the passage of time: expired pulls, missed heartbeats and pauses."""
         if self._fresh:
-            self._fresh, self._heard = False, now
+            self._fresh, self._fresh_at, self._heard = False, now, now
             self._recovered()
         for number in [number for number, pull in self._waiting.items() if pull.deadline + _GRACE <= now]:
             del self._waiting[number]
@@ -305,9 +308,10 @@ class PullCore:
         ends this pull and all older ones. Any other status without a rest means that the whole pull is left.
         """
         left = status.bytes if self.limits.in_bytes else status.messages
-        is_fruitless = not self._fresh and (left is None or left >= pull.amount)
+        # Judged by the messages that have come, and not by the rest that the server claims.
+        is_fruitless = not self._fresh and self._fresh_at < pull.deadline - self.limits.expires
         if self._fresh:
-            self._fresh = False
+            self._fresh, self._fresh_at = False, now
             self._recovered()
         kind = status.kind
         if left is not None:
@@ -321,9 +325,11 @@ class PullCore:
         elif kind is StatusKind.ENDED:
             self._recovered()
         elif kind is StatusKind.TOO_LARGE:
-            self._too_large(pull, left, now)
+            if is_fruitless or left is None or left >= pull.amount:
+                self._too_large(pull, now)
+            # else: this pull has delivered messages, so a new pull has more room
         elif kind is StatusKind.WRONG_PIN:
-            self._wrong_pin(pull)
+            self._wrong_pin(pull, now)
         elif kind is StatusKind.LEADERSHIP:
             if not self._held:  # if held, this is the same change reported to another pull
                 self.actions.append(Tell(LeadershipChanged()))
@@ -349,14 +355,12 @@ class PullCore:
         self.actions.append(Tell(event))
         self._pause(now)
 
-    def _too_large(self, pull: _PendingPull, left: int | None, now: float) -> None:
+    def _too_large(self, pull: _PendingPull, now: float) -> None:
         """React to a message larger than the rest of a pull.
 
         A pull below the limit is followed by one for the whole limit. If even that pull is too small, the
         message can never fit: the user is told once and pulling pauses.
         """
-        if left is not None and left < pull.amount:
-            return  # this pull has delivered messages, so a new pull has more room
         if pull.amount < self.limits.limit:
             self._whole = True
             return
@@ -364,7 +368,9 @@ class PullCore:
             self.actions.append(Tell(MessageTooLarge(self.limits.limit)))
         self._pause(now)
 
-    def _wrong_pin(self, pull: _PendingPull) -> None:
+    def _wrong_pin(self, pull: _PendingPull, now: float) -> None:
+        if pull.pin_id is None:
+            self._pause(now)  # avoids a busy loop: a sound server refuses no pull for a pin that it has not
         # A pull with an older pin id may be answered after this client got a new pin, which stays valid.
         if pull.pin_id is not None and pull.pin_id == self.pin_id:
             self.actions.append(Tell(Unpinned(pull.pin_id)))

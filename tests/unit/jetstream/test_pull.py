@@ -89,11 +89,18 @@ class TestRefill:
             core.refill(1.0)
 
     @pytest.mark.parametrize(
-        "status", [(408, "Request Timeout"), (404, "No Messages"), (409, "Batch Completed")]
+        "status",
+        [
+            (408, "Request Timeout"),
+            (404, "No Messages"),
+            (409, "Batch Completed"),
+            (408, "Request Timeout", 1),  # the server claims to have delivered the others
+            (408, "Request Timeout", 0),
+            (409, "Message Size Exceeds MaxBytes", 1),
+            (423, "Nats-Wrong-Pin-Id"),
+        ],
     )
-    def test_pull_ended_at_once_without_a_message_is_followed_by_a_pause(
-        self, status: tuple[int, str]
-    ) -> None:
+    def test_pull_ended_at_once_without_a_message_is_followed_by_a_pause(self, status: Any) -> None:
         core, now, pulls = core_of(10, 10), 0.0, 0
         while now < 10 and pulls < 1_000:
             for action in did(core):
@@ -104,6 +111,17 @@ class TestRefill:
                 now = core.next_tick(now)
                 core.tick(now)
         assert 5 <= pulls <= 12  # pauses of 0.05 s, doubled each time, of 5 s at most
+
+    def test_pull_that_ended_early_after_its_messages_is_not_followed_by_a_pause(self) -> None:
+        core = core_of(10, 10)
+        did(core)
+        for _ in range(3):
+            core.arrived()
+            core.taken()
+        core.tick(0.5)
+        assert pulled(core) == [3]
+        core.status(1, Status.of(408, "Request Timeout", 7), 0.6)
+        assert pulled(core) == [7]
 
     def test_thousands_of_cycles_do_not_drift(self) -> None:
         """Every pull ends by a status with another rest; half of them without headers."""
