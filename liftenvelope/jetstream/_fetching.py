@@ -169,6 +169,7 @@ class _Fetch:
     #: looked up.
     _trusted_until = 0.0
     _again = False
+    _sent_at = 0.0
     _retry: asyncio.TimerHandle | None = None
     _look_up: asyncio.Task[None] | None = None
     _pin_id: str | None = None
@@ -271,10 +272,16 @@ class _Fetch:
             left = max(self._deadline - self._loop.time(), _LEAST)
         self._pin_id = self._pins.get(self._group) if self._plan.limits.pinned else None
         payload = self._plan.payload(self._left, self._pin_id, left)
+        self._sent_at = self._loop.time()
         try:
             self._number = self._inbox.send(self._source.pull_subject, payload)
         except TransportError as exc:
             self._finish(ConnectionClosedError(str(exc)))
+
+    def _send_later(self) -> None:
+        """Publish the pull after a pause, unless that is planned already."""
+        if self._retry is None:
+            self._retry = self._loop.call_later(_PAUSE, self._send)
 
     def take(self, messages: list[Message]) -> None:
         """Handle messages that arrived at the inbox."""
@@ -308,7 +315,10 @@ class _Fetch:
         if kind is StatusKind.WRONG_PIN:
             if self._pins.get(self._group) == self._pin_id:
                 self._pins.pop(self._group, None)
-            self._send()
+            if self._pin_id is None:  # a sound server refuses no pull for a pin that it has not
+                self._send_later()
+            else:
+                self._send()
             return
         now = self._loop.time()
         if kind in (StatusKind.LEADERSHIP, StatusKind.SHUTDOWN):
@@ -316,11 +326,15 @@ class _Fetch:
         if kind in _LEADERLESS and now < self._deadline:
             if now >= self._trusted_until:
                 self._look_up = self._loop.create_task(self._check_consumer(self._number, status))
-            elif self._retry is None:
-                self._retry = self._loop.call_later(_PAUSE, self._send)
+            else:
+                self._send_later()
             return
-        if self._again and status.code == _TIMEOUT and self._deadline - self._loop.time() > _LEAST:
-            self._send()  # a pull may expire before the fetch does: max_expires, or the time that keeps a pin
+        if self._again and status.code == _TIMEOUT and self._deadline - now > _LEAST:
+            # A pull may expire before the fetch does: max_expires, or the time that keeps a pin.
+            if now - self._sent_at < self._plan.limits.expires / 2:
+                self._send_later()  # avoids a busy loop with a server that ends every pull at once
+            else:
+                self._send()
             return
         self.is_clean = True
         self._finish(None if kind in _QUIET else error_of(status))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -10,9 +11,15 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from liftenvelope.errors import InternalError, LiftEnvelopeError, ServerProtocolError, UsageError
+from liftenvelope.errors import (
+    CallTimeoutError,
+    InternalError,
+    LiftEnvelopeError,
+    ServerProtocolError,
+    UsageError,
+)
 from liftenvelope.group._store import GroupStore
-from liftenvelope.jetstream import ConsumerConfig, JetStream, StreamConfig
+from liftenvelope.jetstream import Batch, ConsumerConfig, JetStream, StreamConfig
 from liftenvelope.jetstream._stream import Stream
 from liftenvelope.jetstream.bucket import Bucket
 from liftenvelope.jetstream.infos import ConsumerInfo, StreamInfo
@@ -160,3 +167,31 @@ async def test_consumer_pauses_if_every_pull_is_ended_at_once(text: bytes) -> No
                     async with asyncio.timeout(2.0):
                         await messages.next()
     assert pulls < 50
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"), [(b"408 Request Timeout", Batch), (b"423 Nats-Wrong-Pin-Id", CallTimeoutError)]
+)
+async def test_fetch_pauses_between_pulls_that_end_at_once(end: bytes, outcome: type) -> None:
+    config = {"max_expires": 1_000_000_000, "priority_policy": "pinned_client", "priority_groups": ["a"]}
+    info = json.loads(json.dumps(CONSUMER_INFO))
+    info["config"] |= config
+    pulls = 0
+
+    def script(subject: bytes, reply: bytes, sid: int) -> bytes:
+        nonlocal pulls
+        if b".CONSUMER.MSG.NEXT." in subject:
+            pulls += 1
+            return status(reply, sid, end)
+        if b".CONSUMER.INFO." in subject:
+            return msg(reply, sid, json.dumps(info).encode())
+        return usual(subject, reply, sid)
+
+    with FakeNats(script=script).running() as server:
+        async with connection(server.url) as nc, JetStream(nc) as js:
+            consumer = await js.consumer("S", "C")
+            (found,) = await asyncio.gather(
+                consumer.fetch(10, expires=2.0, group="a"), return_exceptions=True
+            )
+    assert type(found) is outcome
+    assert 1 < pulls <= 100  # 0.1 s between two, for 2 or 7 s
