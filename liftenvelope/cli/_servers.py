@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -48,6 +49,8 @@ _ATTEMPTS: Final = 120
 _FIRST_ATTEMPTS: Final = 3
 #: Errors of attempts to remember.
 _NOTED: Final = 20
+
+_NO_LINES: Final = logging.NullHandler()
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: one document, or one object per line for messages."
@@ -149,6 +152,8 @@ class CommandServers:
         """
         from liftenvelope.client import connect
 
+        # Python prints warnings without a handler on standard error, where _report tells of the same events.
+        logging.getLogger("liftenvelope.client").addHandler(_NO_LINES)
         client = connect(
             list(self.urls),
             tls=self._tls() or None,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from liftenvelope.envelope import new_message
-from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, run_nats_server
+from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, run_liftbridge, run_nats_server
 from tests.integration.cli.commands import error_of, json_of, lines_of, run, started, text_of
 
 HOSTILE = "\x1b]0;owned\x07 \u202eabc \x9b31m"
@@ -257,6 +257,24 @@ def test_subscription_ends_if_the_server_does_not_come_back(name: str) -> None:
     assert said[0] == "Note: the connection is lost, reconnecting"
     lost = f"Error: the connection to NATS at {server.url} was lost and not regained in half a minute"
     assert said[-1] == f"{lost}: start the server, and run the command again"
+
+
+def test_each_loss_of_a_liftbridge_server_is_told_once(name: str) -> None:
+    with run_liftbridge() as cluster:
+        at = ("--url", f"liftbridge://{cluster.addresses[0]}")
+        text_of("stream", "create", name, *at)
+        text_of("publish", name, "one", *at)
+        with started("tail", name, "--limit", "2", "--raw", *at) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline() == b"one\n"
+            cluster.stop()
+            cluster.start()
+            text_of("publish", name, "two", *at)
+            assert process.stdout.readline() == b"two\n"
+            assert process.wait(240) == 0
+            told = process.stderr.read().decode().splitlines()
+    assert set(told) == {"Note: partition 0 is lost, reconnecting", "Note: partition 0 is back"}
 
 
 def test_deleted_stream_ends_a_subscription(at: tuple[str, str], name: str) -> None:
