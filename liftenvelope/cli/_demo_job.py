@@ -36,8 +36,8 @@ __all__ = ["BROKERS", "CodecTimes", "DemoReport", "Job", "run_demo", "time_codec
 #: Kinds of brokers that the demo can start.
 BROKERS: Final = ("gateway", "liftbridge")
 _BATCH: Final = 5_000
-#: Smallest and largest values of a job. A value must fit into a message of nats-server.
-_BOUNDS: Final = {"messages": (1, 1_000_000_000), "size": (16, 1_000_000), "window": (1, 1_000_000)}
+#: Smallest and largest values of a job. No NATS server takes a message of more than 64 MiB.
+_BOUNDS: Final = {"messages": (1, 1_000_000_000), "size": (16, 64 * 1024 * 1024), "window": (1, 1_000_000)}
 #: Seconds to wait for acks, and to delete the stream after a failure.
 _ACK_TIMEOUT: Final = 30.0
 _PATIENCE: Final = 5.0
