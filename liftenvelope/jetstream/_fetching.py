@@ -39,6 +39,8 @@ _PAUSE: Final = 0.1
 _TRUSTED: Final = 2.0
 #: Seconds to wait for the answer to a look-up of a consumer that was there.
 _LOOK_UP: Final = 2.0
+#: Seconds of silence after which a pull that does not wait may be stalled. Servers answer it at once.
+_STALL: Final = 0.25
 #: Status code of an expired pull.
 _TIMEOUT: Final = 408
 #: Statuses of a pull for which the consumer has, or may have, no leader.
@@ -219,13 +221,17 @@ class _Fetch:
         if self._done.done():
             return
         self._timer = self._loop.call_at(self._deadline, self._time_is_up)
-        beats = self._plan.limits.idle_heartbeat and self._loop.create_task(self._watch_heartbeats())
+        watching = None
+        if self._plan.limits.idle_heartbeat:
+            watching = self._loop.create_task(self._watch_heartbeats())
+        elif not self._plan.limits.expires:
+            watching = self._loop.create_task(self._watch_unacked())
         try:
             await self._done
         finally:
             self._timer.cancel()
-            if beats:
-                beats.cancel()
+            if watching is not None:
+                watching.cancel()
 
     def _time_is_up(self) -> None:
         """Give the server a grace period to report the end of the pull; without a connection, fail now."""
@@ -259,6 +265,25 @@ class _Fetch:
             if self._nc.is_connected and silent >= 2 * beat:
                 self._finish(CallTimeoutError(f"the server has been silent for {silent:.1f} s"))
                 return
+
+    async def _watch_unacked(self) -> None:
+        """End a pull that does not wait, if the consumer gives no message out before one has its ack.
+
+        nats-server 2.15.1 answers such a pull neither with messages nor with a status, and keeps it.
+        """
+        while True:
+            await asyncio.sleep(_STALL)
+            heard = self._heard
+            if not self._nc.is_connected or self._loop.time() - heard < _STALL:
+                continue
+            try:
+                info = await self._source.info(timeout=_LOOK_UP)
+            except (CallTimeoutError, TransportError):
+                continue
+            except LiftEnvelopeError:
+                return  # the status of the pull, or its time, tells more
+            if 0 < (info.config.max_ack_pending or 0) <= info.num_ack_pending and heard == self._heard:
+                self._finish(None)
 
     def _send(self) -> None:
         """Publish the pull, or a pull for the remaining messages and time."""

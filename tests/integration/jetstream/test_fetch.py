@@ -50,6 +50,21 @@ class TestFetch:
         assert [message.data for message in await consumer.fetch_no_wait(5)] == numbered(5)
         assert [message.data for message in await consumer.fetch_no_wait(5)] == numbered(2, 5)
 
+    async def test_no_wait_while_acks_are_missing(self, bench: Bench) -> None:
+        """The server queues such a pull, and says nothing."""
+        await bench.publish(numbered(5))
+        consumer = await bench.consumer(max_ack_pending=2)
+        first = await consumer.fetch_no_wait(5)
+        assert [message.data for message in first] == numbered(2)
+        assert await consumer.fetch_no_wait(5) == []
+        await until_no_pulls(consumer)
+        for message in first:
+            await message.ack_sync()
+        more = await consumer.fetch_no_wait(2)
+        assert [message.data for message in more] == numbered(2, 2)
+        assert [message.metadata.num_delivered for message in more] == [1, 1]
+        assert first.error is more.error is None
+
     async def test_bytes(self, bench: Bench) -> None:
         """Defect 13: a batch of one; here as much as fits, and no pull is left over."""
         await bench.publish([b"x" * 100] * 50, headers={"A": "b"})
