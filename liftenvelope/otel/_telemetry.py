@@ -15,7 +15,13 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, Status, StatusCode
 
 from liftenvelope._version import __version__
-from liftenvelope.errors import EnvelopeError, LiftEnvelopeError, UsageError
+from liftenvelope.errors import (
+    AckTimeoutError,
+    EnvelopeError,
+    PermissionDeniedError,
+    TransportError,
+    UsageError,
+)
 from liftenvelope.otel import _conventions as names
 from liftenvelope.otel._conventions import Operation
 from liftenvelope.otel._destinations import Destinations
@@ -381,7 +387,12 @@ def record_error(span: Span, error: BaseException) -> None:
 
 
 def _was_sent(error: BaseException | None) -> bool:
-    """Return False if an error says that the message never left: such messages are not counted as sent."""
+    """Return False if an error says that the message never left: such messages are not counted as sent.
+
+    Refusals are answers to messages that were sent.
+    """
     if isinstance(error, UsageError | EnvelopeError):
         return False
-    return not (isinstance(error, LiftEnvelopeError) and getattr(error, "sent", True) is False)
+    if isinstance(error, TransportError | AckTimeoutError | PermissionDeniedError):
+        return error.sent
+    return True

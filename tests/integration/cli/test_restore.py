@@ -101,7 +101,7 @@ def test_typed_rows_become_messages(url: str, name: str, copy: str, tmp_path: Pa
 
 def test_errors_say_what_to_change(url: str, name: str, copy: str, tmp_path: Path) -> None:
     words = ("restore", str(tmp_path), copy, "--url", url)
-    assert "ARCHIVE must have files of partition 0" in error_of(*words, code=2)
+    assert "FOLDER must have files of partition 0" in error_of(*words, code=2)
     assert "payload must be a name or a JSON object" in error_of(*words, "--payload", "{", code=2)
     assert "--verify must be left out with --dry-run" in error_of(*words, "--verify", "--dry-run", code=2)
     assert "No such file" in error_of("restore", f"{tmp_path}/none", copy, "--url", url)
@@ -113,4 +113,4 @@ def test_errors_say_what_to_change(url: str, name: str, copy: str, tmp_path: Pat
     assert "STREAM must be empty, or hold the beginning" in error_of(*mine, "--dry-run", code=2)
     (path,) = tmp_path.glob("*.parquet")
     path.write_bytes(path.read_bytes()[:-9])
-    assert "ARCHIVE must have Parquet files, got" in error_of(*mine, code=2)
+    assert "FOLDER must have Parquet files, got" in error_of(*mine, code=2)
