@@ -37,9 +37,11 @@ MAX_HEADERS: Final = 65_535
 #: protobuf's own limit on a message, and Arrow's on a value with 32-bit offsets.
 MAX_ENVELOPE: Final = 2**31 - 1
 
-#: Prefixes of the internal subjects of NATS servers and gateways. The gateway's connection has permission to
-#: publish there, so clients must not name such subjects.
-INTERNAL_SUBJECTS: Final = ("$", "_lift.")
+#: Default prefix of the subjects of group coordinators, also of those in gateways.
+GROUPS_PREFIX: Final = "liftenvelope.groups"
+#: Beginnings of the internal subjects of NATS servers, gateways and group coordinators. The gateway's
+#: connection has permission to publish there, so clients must not name such subjects.
+INTERNAL_SUBJECTS: Final = ("$", "_lift.", f"{GROUPS_PREFIX}.")
 
 # protobuf wire types
 VARINT: Final = 0

@@ -39,7 +39,7 @@ def is_ack_inbox(inbox: bytes, prefixes: tuple[bytes, ...] = (b"",)) -> bool:
     r"""Return True if an ack may be sent to this subject, which a publisher has chosen.
 
     A malformed subject would end our connection or inject another command into it. An internal subject
-    (``$JS.API``, ``$KV``, ``_lift``) would be reached with our permissions.
+    (``$JS.API``, ``$KV``, ``_lift``, ``liftenvelope.groups``) would be reached with our permissions.
 
     Args:
         inbox: The subject.

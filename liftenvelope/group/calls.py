@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from liftenvelope import _wire as w
 from liftenvelope._backoff import Backoff
 from liftenvelope._checks import as_seconds
 from liftenvelope._deadlines import Deadline
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_PREFIX", "GroupCalls"]
 
-DEFAULT_PREFIX: Final = "liftenvelope.groups"
+DEFAULT_PREFIX: Final = w.GROUPS_PREFIX
 #: Most seconds of one attempt, after which a controller that hangs or has died is given up.
 _ONE_TRY: Final = 2.5
 #: Seconds of the first attempt to find a controller; each further one takes twice as long.

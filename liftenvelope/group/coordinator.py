@@ -20,6 +20,7 @@ from liftenvelope.group._store import GroupStore
 from liftenvelope.group._topics import TopicSource, source_bounds
 from liftenvelope.group.assignors import ASSIGNORS, Assignor
 from liftenvelope.group.bounds import Bounds, jetstream_bounds
+from liftenvelope.group.calls import DEFAULT_PREFIX
 from liftenvelope.group.directory import Directory
 from liftenvelope.group.errors import GroupUnavailableError
 from liftenvelope.group.events import GroupEventHandler, LeaseLost, warn
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Coordinator"]
 
-_DEFAULT_PREFIX: Final = "liftenvelope.groups"
 _DEFAULT_BUCKET: Final = "liftenvelope-groups"
 #: Seconds between attempts to take orphaned groups.
 _PAUSE: Final = 0.2
@@ -79,7 +79,7 @@ class Coordinator:
         *,
         coordinator_id: str | None = None,
         bucket: str = _DEFAULT_BUCKET,
-        prefix: str = _DEFAULT_PREFIX,
+        prefix: str = DEFAULT_PREFIX,
         replicas: int = 1,
         lease: float = 2.0,
         assignors: Mapping[str, Assignor] | None = None,

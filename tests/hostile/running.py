@@ -27,7 +27,7 @@ __all__ = ["Figures", "Victim", "run_attack"]
 _MESSAGES: Final = 200
 _SIZE: Final = 100_000
 #: Subjects that no client may reach by the gateway.
-_TRAPS: Final = ("$KV.>", "$JS.API.STREAM.DELETE.>", "_lift.>", "trap.>")
+_TRAPS: Final = ("$KV.>", "$JS.API.STREAM.DELETE.>", "_lift.>", "liftenvelope.groups.>", "trap.>")
 _NICENESS: Final = 10
 #: Publishes of the bystander that show that it is served.
 _SERVED: Final = 3

@@ -109,6 +109,7 @@ def test_what_is_stored_without_an_ack(acks: Any, payload: bytes) -> None:
             ">",
         ),
         *("$JS.API.STREAM.DELETE.x", "$KV.a.b", "$", "_lift.checked.a.0.b", "x" * 2049),
+        "liftenvelope.groups.at.a.Leave",
     ],
 )
 def test_inboxes_that_get_nothing(acks: Any, inbox: str) -> None:
@@ -120,7 +121,10 @@ def test_inboxes_that_get_nothing(acks: Any, inbox: str) -> None:
 
 
 @TWINS
-@pytest.mark.parametrize("inbox", ["a", "_INBOX.a.b", "a*b.>c", "ü.ä", "a$b", "x" * 2048, "a.$b", "_lifted"])
+@pytest.mark.parametrize(
+    "inbox",
+    ["a", "_INBOX.a.b", "a*b.>c", "ü.ä", "a$b", "x" * 2048, "a.$b", "_lifted", "liftenvelope.groups"],
+)
 def test_inboxes_that_get_theirs(acks: Any, inbox: str) -> None:
     assert acks.is_ack_inbox(inbox.encode())
     acknowledger = acks.Acknowledger("s", "s", 1 << 20)

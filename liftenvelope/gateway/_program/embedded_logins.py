@@ -1,7 +1,7 @@
 """Logins of the nats-server that the gateway starts: one for the gateway, one for publishers of raw messages.
 
 The gateway's user has all permissions. Publishers may publish and subscribe, except on the subjects that
-JetStream, the gateways and the group coordinators use internally: see ``_INTERNAL``. If the server is open to
+JetStream, the gateways and the group coordinators use internally: see ``_DENIED``. If the server is open to
 publishers, clients without a login are publishers.
 
 Passwords are random. They are stored in the data folder in files of mode 0600, each of which holds a URL to
@@ -17,23 +17,24 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from liftenvelope import _wire as w
+
 __all__ = ["Logins", "write_private"]
 
 _GATEWAY: Final = "gateway"
 _PUBLISHER: Final = "publisher"
 #: Inbox prefix of the gateway's own connection. Publishers may not read answers meant for the gateway.
 _GATEWAY_INBOXES: Final = "_INBOX.gateway"
-#: Subjects that publishers may neither publish nor subscribe to. JetStream's API and the records can delete
-#: and change every stream. ``liftenvelope.groups`` can remove members from groups.
-_INTERNAL: Final = (
-    "$JS.>",
-    "$KV.>",
-    "$O.>",
-    "$SRV.>",
-    "$SYS.>",
-    "_lift.>",
-    "liftenvelope.groups.>",
-    f"{_GATEWAY_INBOXES}.>",
+#: First tokens with ``$`` that nats-server, its clients and gateways use. A permission can't name the
+#: beginning of a token.
+_DOLLARS: Final = ("$JS.", "$KV.", "$O.", "$SRV.", "$SYS.")
+#: Subjects that publishers may neither publish nor subscribe to, those that clients of the gateway may not
+#: name. JetStream's API and the records can delete and change every stream, and calls to the group
+#: coordinators can remove members from groups.
+_DENIED: Final = tuple(
+    f"{beginning}>"
+    for internal in (*w.INTERNAL_SUBJECTS, f"{_GATEWAY_INBOXES}.")
+    for beginning in (_DOLLARS if internal == "$" else (internal,))
 )
 
 
@@ -61,7 +62,7 @@ class Logins:
     @property
     def configuration(self) -> dict[str, Any]:
         """Users and permissions for the server's configuration."""
-        denied = {"deny": list(_INTERNAL)}
+        denied = {"deny": list(_DENIED)}
         users: list[dict[str, Any]] = [
             {"user": name, "password": word} for name, word in self._passwords.items()
         ]

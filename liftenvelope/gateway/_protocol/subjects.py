@@ -1,8 +1,9 @@
 """Checks the subjects that clients name: those of streams, of messages and of acks.
 
 The gateway's own connection has permissions that no client has: it calls JetStream's API, writes the records
-of streams, cursors and groups (``$KV``), answers requests and reads its own traffic. A client must therefore
-not name any subject used for these. All checks of such subjects are in this module.
+of streams, cursors and groups (``$KV``), calls the group coordinators, answers requests and reads its own
+traffic. A client must therefore not name any subject used for these. All checks of such subjects are in this
+module.
 """
 
 from __future__ import annotations
@@ -47,10 +48,9 @@ def check_recorded(subject: str) -> None:
         raise _invalid(exc) from exc
     if (size := len(subject.encode("utf-8", "replace"))) > _LONGEST:
         raise _invalid(f"{_shown(subject)}... must have at most {_LONGEST} bytes, got {size}")
-    first, _, rest = subject.partition(".")
-    if _is_internal(first) or first == ">" or (first == "*" and rest):
+    if _is_internal(subject) or any(_matches_below(subject, beginning) for beginning in _INTERNAL):
         names = ", ".join(f"{beginning}..." for beginning in _INTERNAL)
-        raise _invalid(f"{_shown(subject)} matches internal subjects ({names}): choose another first token")
+        raise _invalid(f"{_shown(subject)} matches internal subjects ({names}): choose another subject")
 
 
 def check_published(subject: str) -> None:
@@ -63,7 +63,7 @@ def check_published(subject: str) -> None:
         publish_subject(subject)
     except UsageError as exc:
         raise _invalid(exc) from exc
-    if _is_internal(subject.partition(".")[0]):
+    if _is_internal(subject):
         raise _invalid(f"{_shown(subject)} is internal: choose another subject")
 
 
@@ -134,9 +134,28 @@ def _readable(inbox: bytes) -> str:
     return inbox[:_LONGEST_SHOWN].decode("utf-8", "replace")
 
 
-def _is_internal(first: str) -> bool:
-    """Return whether subjects with this first token are internal."""
-    return f"{first}.".startswith(_INTERNAL)
+def _is_internal(subject: str) -> bool:
+    """Return whether a subject without wildcards is internal."""
+    return f"{subject}.".startswith(_INTERNAL)
+
+
+def _matches_below(subject: str, beginning: str) -> bool:
+    """Return whether a subject matches others that begin with ``beginning`` and have further tokens.
+
+    ``$`` stands for any token that begins so. A first token without a wildcard is left to
+    :func:`_is_internal`.
+
+    Example:
+        >>> [_matches_below(subject, "a.b.") for subject in (">", "a.>", "*.*.c", "a.*", "a.c.>")]
+        [True, True, True, False, False]
+    """
+    parts, wanted = subject.split("."), beginning.removesuffix(".").split(".")
+    for part, name in zip(parts, wanted, strict=False):
+        if part == ">":
+            return True
+        if part not in ("*", name):
+            return False
+    return len(parts) > len(wanted)
 
 
 def _shown(subject: str) -> str:

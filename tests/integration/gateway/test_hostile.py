@@ -303,6 +303,11 @@ async def test_flood_of_frames_is_cut_off_and_others_are_served(
         "_INBOX.>",
         "_INBOX.*",
         "_lift.activity",
+        "liftenvelope.groups.>",
+        "liftenvelope.groups.at.*.Leave",
+        "liftenvelope.groups",
+        "liftenvelope.*.at.>",
+        "liftenvelope.>",
         "$KV.lift_streams.a",
         "$JS.API.>",
         ">",
@@ -342,7 +347,14 @@ async def test_subject_that_fits_into_no_line_of_nats_is_refused(
 
 
 @pytest.mark.parametrize(
-    "subject", ["$JS.API.STREAM.DELETE.{}", "$KV.lift_streams.{}", "_INBOX.{}", "_lift.{}"]
+    "subject",
+    [
+        "$JS.API.STREAM.DELETE.{}",
+        "$KV.lift_streams.{}",
+        "_INBOX.{}",
+        "_lift.{}",
+        "liftenvelope.groups.at.{}.Leave",
+    ],
 )
 async def test_clients_may_not_publish_to_internal_subjects(
     gateway_server: GatewayCluster, name: str, subject: str
