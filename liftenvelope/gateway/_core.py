@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from liftenvelope.gateway._cluster.records import StreamRecord
     from liftenvelope.gateway._cluster.registry import StreamRegistry
     from liftenvelope.gateway._partitions.storage import Storage
-    from liftenvelope.gateway._protocol.subjects import AckInboxes
+    from liftenvelope.gateway._protocol.subjects import AckInboxes, ClientSubjects
     from liftenvelope.jetstream.context import JetStream
 
 __all__ = ["Core", "GatewayOptions"]
@@ -58,6 +58,7 @@ class Core:
         agreement: Confirms with the other gateways that they have seen a change.
         storage: JetStream streams of the partitions.
         copies: Publishes for partitions that copy from another stream.
+        subjects: Subjects that clients may record and publish to.
         ack_inboxes: Allowed ack inboxes of clients.
         quotas: Usage per client.
         activity: Publishes events to the activity stream.
@@ -76,6 +77,7 @@ class Core:
     agreement: Agreement
     storage: Storage
     copies: CopyAcks
+    subjects: ClientSubjects
     ack_inboxes: AckInboxes
     quotas: Quotas
     activity: ActivityLog

@@ -47,8 +47,9 @@ class Limits(ServerLimits):
         allowed_ack_inboxes: Prefixes of the ack inboxes that clients may name. ``">"`` allows every subject
             that is not internal (``$...``, ``_lift...``, ``liftenvelope.groups...``). An empty tuple allows
             none. A publish by gRPC with another inbox is refused with INVALID_ARGUMENT. An envelope published
-            by NATS with another inbox is stored and gets no ack. Default ``("_INBOX.",)``, the default prefix
-            of NATS clients.
+            by NATS with another inbox is stored and gets no ack. Requests may not name the gateway's own
+            inboxes, unless their prefix is ``_INBOX.`` or the beginning of an entry. Default
+            ``("_INBOX.",)``, the default prefix of NATS clients.
         max_streams_per_client: Streams that a client may own. Further ones are refused with
             RESOURCE_EXHAUSTED. Default 5,000.
         max_partitions_per_client: Total partitions of the streams that a client owns. Further ones are

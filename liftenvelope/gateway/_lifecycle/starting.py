@@ -35,7 +35,7 @@ from liftenvelope.gateway._monitoring.lag import LagMeter, ack_lags
 from liftenvelope.gateway._monitoring.readiness import ReadinessProbe
 from liftenvelope.gateway._partitions.feed import budget_of
 from liftenvelope.gateway._partitions.storage import Storage
-from liftenvelope.gateway._protocol.subjects import AckInboxes
+from liftenvelope.gateway._protocol.subjects import AckInboxes, ClientSubjects
 from liftenvelope.gateway._readers.cursors import CursorService
 from liftenvelope.gateway._readers.groups import GroupFace
 from liftenvelope.gateway._readers.reads import OpenReads
@@ -276,6 +276,7 @@ class _Start:
             self._stack.push_async_callback(read_js.close)
         for budget in map(budget_of, {nc, self._setup.read_nc}):  # all readers of a connection share one
             budget.total, budget.inactivity = limits.max_pull_bytes, limits.consumer_inactivity
+        own = {_inbox_prefix(one) for one in (nc, self._setup.read_nc)}
         copies = CopyAcks(nc)
         self._stack.push_async_callback(copies.close)
         registry = StreamRegistry(js, self._changes.stream_changed, replicas=replicas)
@@ -302,8 +303,9 @@ class _Start:
             agreement=agreement,
             storage=Storage(js),
             copies=copies,
+            subjects=ClientSubjects(own),
             # Acks of copying partitions go to inboxes of the gateways.
-            ack_inboxes=AckInboxes(limits.allowed_ack_inboxes, own=_inbox_prefix(nc)),
+            ack_inboxes=AckInboxes(limits.allowed_ack_inboxes, own),
             quotas=Quotas(limits),
             activity=ActivityLog(
                 js,

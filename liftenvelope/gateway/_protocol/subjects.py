@@ -21,11 +21,11 @@ from liftenvelope.jetstream.names import check_filter
 from liftenvelope.nats.subjects import publish_subject
 from liftenvelope.rpc.status import RpcError, StatusCode
 
-__all__ = ["AckInboxes", "check_published", "check_recorded"]
+__all__ = ["AckInboxes", "ClientSubjects"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
-#: Prefixes of subjects that clients may neither record nor publish to. Inboxes are allowed for acks only.
-_INTERNAL: Final = (*w.INTERNAL_SUBJECTS, "_INBOX.")
+#: Default inbox prefix of NATS clients. Clients may have acks sent there.
+_INBOXES: Final = "_INBOX."
 _LONGEST_SHOWN: Final = 100
 #: Longest subject of a stream, in bytes. The gateway also uses this subject under the prefix
 #: ``_lift.checked.``, and both must fit into one protocol line of NATS. Otherwise nats-server closes the
@@ -33,38 +33,55 @@ _LONGEST_SHOWN: Final = 100
 _LONGEST: Final = 3_400
 
 
-def check_recorded(subject: str) -> None:
-    """Check the subject of a stream, which may have wildcards.
+class ClientSubjects:
+    """Decides which subjects clients may record and publish to.
 
-    Raises:
-        RpcError: INVALID_ARGUMENT: the subject is malformed or too long, or matches an internal subject.
+    Args:
+        own: Prefixes of the gateway's own inboxes, each with the last dot. Answers of JetStream and messages
+            for readers arrive there, so no client may record them or forge them. Default: none.
 
     Example:
-        >>> check_recorded("orders.*")
+        >>> subjects = ClientSubjects(["gateway.inboxes."])
+        >>> subjects.check_recorded("orders.*")
+        >>> subjects.check_published("orders.eu")
     """
-    try:
-        check_filter(subject)
-    except UsageError as exc:
-        raise _invalid(exc) from exc
-    if (size := len(subject.encode("utf-8", "replace"))) > _LONGEST:
-        raise _invalid(f"{_shown(subject)}... must have at most {_LONGEST} bytes, got {size}")
-    if _is_internal(subject) or any(_matches_below(subject, beginning) for beginning in _INTERNAL):
-        names = ", ".join(f"{beginning}..." for beginning in _INTERNAL)
-        raise _invalid(f"{_shown(subject)} matches internal subjects ({names}): choose another subject")
 
+    def __init__(self, own: Iterable[str] = ()) -> None:
+        known = (*w.INTERNAL_SUBJECTS, _INBOXES)
+        self._internal = (*known, *sorted(prefix for prefix in set(own) if not prefix.startswith(known)))
 
-def check_published(subject: str) -> None:
-    """Check the subject of a message that a client publishes through the gateway.
+    def check_recorded(self, subject: str) -> None:
+        """Check the subject of a stream, which may have wildcards.
 
-    Raises:
-        RpcError: INVALID_ARGUMENT: the subject is malformed, has wildcards or is internal.
-    """
-    try:
-        publish_subject(subject)
-    except UsageError as exc:
-        raise _invalid(exc) from exc
-    if _is_internal(subject):
-        raise _invalid(f"{_shown(subject)} is internal: choose another subject")
+        Raises:
+            RpcError: INVALID_ARGUMENT: the subject is malformed or too long, or matches an internal subject.
+        """
+        try:
+            check_filter(subject)
+        except UsageError as exc:
+            raise _invalid(exc) from exc
+        if (size := len(subject.encode("utf-8", "replace"))) > _LONGEST:
+            raise _invalid(f"{_shown(subject)}... must have at most {_LONGEST} bytes, got {size}")
+        if self._is_internal(subject) or any(_matches_below(subject, start) for start in self._internal):
+            names = ", ".join(f"{start.removesuffix('.')}..." for start in self._internal)
+            raise _invalid(f"{_shown(subject)} matches internal subjects ({names}): choose another subject")
+
+    def check_published(self, subject: str) -> None:
+        """Check the subject of a message that a client publishes through the gateway.
+
+        Raises:
+            RpcError: INVALID_ARGUMENT: the subject is malformed, has wildcards or is internal.
+        """
+        try:
+            publish_subject(subject)
+        except UsageError as exc:
+            raise _invalid(exc) from exc
+        if self._is_internal(subject):
+            raise _invalid(f"{_shown(subject)} is internal: choose another subject")
+
+    def _is_internal(self, subject: str) -> bool:
+        """Return whether a subject without wildcards is internal."""
+        return f"{subject}.".startswith(self._internal)
 
 
 class AckInboxes:
@@ -72,8 +89,10 @@ class AckInboxes:
 
     Args:
         allowed: Allowed prefixes of ack inboxes, as in :class:`~liftenvelope.gateway.Limits`.
-        own: Prefix of the gateways' own inboxes; empty (the default) for none. Gateways publish envelopes for
-            copying partitions with such inboxes, so these are allowed on NATS as well.
+        own: Prefixes of the gateway's own inboxes, each with the last dot. Gateways publish envelopes for
+            copying partitions with such inboxes, so these are allowed on NATS as well. A request may name one
+            only if clients have inboxes there too: under ``_INBOX.``, or if an allowed prefix begins with
+            it. Otherwise a client could forge answers to the gateway. Default: none.
 
     Attributes:
         prefixes: Allowed prefixes of the ack inbox of an envelope on NATS; an empty prefix allows any that is
@@ -83,21 +102,24 @@ class AckInboxes:
         >>> inboxes = AckInboxes(["_INBOX."])
         >>> [inboxes.allows(inbox) for inbox in ("_INBOX.a.1", "acks.1", "_INBOX.a 1\r\nPUB b")]
         [True, False, False]
-        >>> AckInboxes([">"]).allows("acks.1"), AckInboxes([">"]).allows("$KV.lift_streams.a")
-        (True, False)
+        >>> inboxes = AckInboxes([">"], own=["gateway."])
+        >>> [inboxes.allows(inbox) for inbox in ("acks.1", "$KV.lift_streams.a", "gateway.1")]
+        [True, False, False]
     """
 
-    def __init__(self, allowed: Iterable[str], own: str = "") -> None:
-        allowed = list(allowed)
+    def __init__(self, allowed: Iterable[str], own: Iterable[str] = ()) -> None:
+        allowed, own = list(allowed), sorted(set(own))
+        shared = (_INBOXES, *allowed)
+        self._private = tuple(one for one in own if not any(prefix.startswith(one) for prefix in shared))
         self._names = ", ".join(map(repr, allowed)) or "none"
         self._allowed = tuple(b"" if prefix == ANY_SUBJECT else prefix.encode() for prefix in allowed)
-        self.prefixes = (*self._allowed, own.encode()) if own else self._allowed
+        self.prefixes = (*self._allowed, *(prefix.encode() for prefix in own))
         self._throttle = Throttle()
 
     def allows(self, inbox: str) -> bool:
         """Return whether a request may name this ack inbox."""
         is_allowed: bool = acks.is_ack_inbox(inbox.encode("utf-8", "replace"), self._allowed)
-        return is_allowed
+        return is_allowed and not inbox.startswith(self._private)
 
     def allows_on_nats(self, inbox: str) -> bool:
         """Return whether an envelope on NATS may name this ack inbox."""
@@ -134,16 +156,10 @@ def _readable(inbox: bytes) -> str:
     return inbox[:_LONGEST_SHOWN].decode("utf-8", "replace")
 
 
-def _is_internal(subject: str) -> bool:
-    """Return whether a subject without wildcards is internal."""
-    return f"{subject}.".startswith(_INTERNAL)
-
-
 def _matches_below(subject: str, beginning: str) -> bool:
     """Return whether a subject matches others that begin with ``beginning`` and have further tokens.
 
-    ``$`` stands for any token that begins so. A first token without a wildcard is left to
-    :func:`_is_internal`.
+    Of the beginning ``$``, which is no whole token, only wildcards are compared.
 
     Example:
         >>> [_matches_below(subject, "a.b.") for subject in (">", "a.>", "*.*.c", "a.*", "a.c.>")]

@@ -18,7 +18,6 @@ from liftenvelope.errors import LiftEnvelopeError, NoJetStreamError
 from liftenvelope.gateway._clients.counts import reason_of
 from liftenvelope.gateway._protocol.failures import TOO_LARGE, status_of
 from liftenvelope.gateway._protocol.requests import read_request, without_content
-from liftenvelope.gateway._protocol.subjects import check_published
 from liftenvelope.gateway._publishing.intake import Intake
 from liftenvelope.gateway._publishing.session import PublishSession
 from liftenvelope.gateway._publishing.targets import ack_of
@@ -133,7 +132,7 @@ class PublishService:
         """Publish an envelope on the subject of a request; return the future of JetStream's ack."""
         if not request.subject:
             raise RpcError(StatusCode.UNKNOWN, "nats: invalid subject")
-        check_published(request.subject)
+        self._core.subjects.check_published(request.subject)
         self._core.ack_inboxes.check(request.ackInbox)
         options: dict[str, Any] = {}
         if request.ackInbox:

@@ -10,12 +10,12 @@ from liftenvelope._checks import RESERVED, check_settings, check_stream_name
 from liftenvelope.errors import UsageError
 from liftenvelope.gateway._cluster.records import PartitionRecord, StreamPhase, StreamRecord
 from liftenvelope.gateway._protocol.names import partition_subject
-from liftenvelope.gateway._protocol.subjects import check_recorded
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
     from liftenvelope._pb import api_pb2
     from liftenvelope.gateway._core import GatewayOptions
+    from liftenvelope.gateway._protocol.subjects import ClientSubjects
 
 __all__ = ["MOST_REPLICAS", "check_replicas", "new_record"]
 
@@ -39,13 +39,18 @@ _SETTINGS: Final = (
 
 
 def new_record(
-    request: api_pb2.CreateStreamRequest, options: GatewayOptions, *, owner: str = ""
+    request: api_pb2.CreateStreamRequest,
+    options: GatewayOptions,
+    subjects: ClientSubjects,
+    *,
+    owner: str = "",
 ) -> StreamRecord:
     """Check a CreateStream request and return the record of its stream, in state CREATING.
 
     Args:
         request: The request of the client.
         options: Options of this gateway.
+        subjects: Checks the subject.
         owner: Common name of the client's certificate. Default empty, for no certificate.
 
     Raises:
@@ -61,7 +66,9 @@ def new_record(
     except UsageError as exc:
         raise RpcError(StatusCode.INVALID_ARGUMENT, str(exc)) from exc
     count = _partition_count(request, options.limits.max_partitions_per_stream)
-    _check_subject(request.subject, count)
+    subjects.check_recorded(request.subject)
+    if count > 1:
+        subjects.check_recorded(partition_subject(request.subject, count - 1))
     check_replicas(request.replicationFactor, settings)
     if settings.get("encryption") and not options.encrypted:
         text = "encryption needs a gateway with encrypted=True, on a NATS server that encrypts its storage"
@@ -86,12 +93,6 @@ def _partition_count(request: api_pb2.CreateStreamRequest, most: int) -> int:
         text = f"partitions must be from 1 to {most}, got {request.partitions}"
         raise RpcError(StatusCode.INVALID_ARGUMENT, text)
     return request.partitions or 1
-
-
-def _check_subject(subject: str, partitions: int) -> None:
-    check_recorded(subject)
-    if partitions > 1:
-        check_recorded(partition_subject(subject, partitions - 1))
 
 
 def check_replicas(factor: int, settings: dict[str, int]) -> None:

@@ -117,7 +117,7 @@ class StreamService:
 
     async def _create(self, owner: str, raw: bytes) -> bytes:
         request = read_request(api_pb2.CreateStreamRequest, raw, self._core.options.limits)
-        record = new_record(request, self._core.options, owner=owner)
+        record = new_record(request, self._core.options, self._core.subjects, owner=owner)
         async with self._core.changing:
             await self._settle(record.name)
             self._core.quotas.check_stream(self._core.registry, record)

@@ -112,7 +112,7 @@ def test_page_has_the_default(name: str) -> None:
 
 
 def test_ack_inboxes_that_requests_and_envelopes_may_name() -> None:
-    inboxes = AckInboxes(["acks."], own="_GATEWAY.")
+    inboxes = AckInboxes(["acks."], own=["_GATEWAY."])
     assert inboxes.allows("acks.a")
     assert not inboxes.allows("_GATEWAY.a")
     assert inboxes.allows_on_nats("_GATEWAY.a")
@@ -121,6 +121,26 @@ def test_ack_inboxes_that_requests_and_envelopes_may_name() -> None:
         inboxes.check("x" * 5_000)
     assert caught.value.code == StatusCode.INVALID_ARGUMENT
     assert len(caught.value.description) < 300
+
+
+@pytest.mark.parametrize(
+    ("own", "allowed", "is_allowed"),
+    [
+        ("_INBOX.", "_INBOX.", True),
+        ("_INBOX.", ">", True),
+        ("_INBOX.gateway.", "_INBOX.", False),
+        ("_INBOX.gateway.", "_INBOX.gateway.", True),
+        ("gateway.", ">", False),
+        ("gateway.", "gateway.", True),
+        ("gateway.", "gateway.clients.", False),
+    ],
+)
+def test_own_inboxes_are_for_requests_only_where_clients_have_theirs(
+    own: str, allowed: str, is_allowed: bool
+) -> None:
+    inboxes = AckInboxes([allowed], own=[own])
+    assert inboxes.allows(f"{own}a") is is_allowed
+    assert inboxes.allows_on_nats(f"{own}a")
 
 
 def test_refused_inboxes_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

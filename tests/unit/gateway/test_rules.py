@@ -31,6 +31,7 @@ from liftenvelope.gateway._partitions.recordings import covers
 from liftenvelope.gateway._partitions.storage import PartitionState
 from liftenvelope.gateway._protocol.failures import status_of
 from liftenvelope.gateway._protocol.names import encode_name, partition_stream
+from liftenvelope.gateway._protocol.subjects import ClientSubjects
 from liftenvelope.gateway._readers.positions import bounds
 from liftenvelope.gateway._readers.reads import OpenReads, Read
 from liftenvelope.gateway._streams.new_records import new_record
@@ -43,6 +44,10 @@ TOKENS = st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=4)
 
 def record(name: str = "s", **fields: Any) -> StreamRecord:
     return StreamRecord(**{"name": name, "subject": name, "id": "1", **fields})
+
+
+def created(request: api_pb2.CreateStreamRequest, **options: Any) -> StreamRecord:
+    return new_record(request, GatewayOptions(id="me", **options), ClientSubjects())
 
 
 def subscribe(**fields: Any) -> api_pb2.SubscribeRequest:
@@ -162,22 +167,20 @@ def test_a_partition_keeps_when_it_was_changed() -> None:
 )
 def test_streams_that_make_no_sense(fields: dict[str, Any], match: str) -> None:
     with pytest.raises(RpcError, match=match) as info:
-        new_record(
-            api_pb2.CreateStreamRequest(**{"name": "n", "subject": "n", **fields}), GatewayOptions(id="me")
-        )
+        created(api_pb2.CreateStreamRequest(**{"name": "n", "subject": "n", **fields}))
     assert info.value.code == StatusCode.INVALID_ARGUMENT
 
 
 def test_encryption_is_promised_only_where_it_is_done() -> None:
     request = api_pb2.CreateStreamRequest(name="n", subject="n", encryption=api_pb2.NullableBool(value=True))
     with pytest.raises(RpcError, match="encrypt") as info:
-        new_record(request, GatewayOptions(id="me"))
+        created(request)
     assert info.value.code == StatusCode.FAILED_PRECONDITION
-    assert new_record(request, GatewayOptions(id="me", encrypted=True)).setting("encryption") == 1
+    assert created(request, encrypted=True).setting("encryption") == 1
 
 
 def test_what_is_not_said_is_as_in_liftbridge() -> None:
-    made = new_record(api_pb2.CreateStreamRequest(name="n", subject="n"), GatewayOptions(id="me"))
+    made = created(api_pb2.CreateStreamRequest(name="n", subject="n"))
     assert (made.replicas, len(made.partitions), made.settings, made.state) == (
         1,
         1,
