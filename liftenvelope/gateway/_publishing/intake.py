@@ -7,16 +7,17 @@ not in the copy. Such an envelope names the gateway's own ack inbox, and the par
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import RESERVED
 from liftenvelope._pb import api_pb2
 from liftenvelope.envelope import new_message
-from liftenvelope.errors import LiftEnvelopeError, NoJetStreamError
+from liftenvelope.errors import LiftEnvelopeError, NoJetStreamError, TransportError
 from liftenvelope.gateway._protocol.failures import TOO_LARGE, has_no_room, status_of
 from liftenvelope.gateway._publishing.targets import PublishTarget, ack_of
-from liftenvelope.nats.link import max_payload_of
+from liftenvelope.nats.link import Link, max_payload_of
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Intake:
 
     def __init__(self, core: Core, streams: StreamService) -> None:
         self._core = core
+        self._link = Link(core.nc)
         self._streams = streams
         self._targets: dict[tuple[str, int], PublishTarget] = {}
         self._sending: set[asyncio.Task[None]] = set()
@@ -159,10 +161,15 @@ class Intake:
         if future.cancelled() or future.exception() is not None:
             return
         ack = _ACK_HEADER + ack_of(target, request, future.result().sequence).SerializeToString()
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(self._core.nc.publish(request.ackInbox, ack))
+        task = asyncio.get_running_loop().create_task(self._send(request.ackInbox, ack))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
+
+    async def _send(self, inbox: str, ack: bytes) -> None:
+        # The connection may close or drain after JetStream's ack. An ack inbox then gets nothing, like one of
+        # a gateway that dies here: the message is stored, and the call has its own ack.
+        with suppress(TransportError):
+            await self._link.publish(inbox, ack)
 
     @property
     def max_message(self) -> int:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import Iterator
 
 import pytest
 
-from liftenvelope.envelope import Ack, marshal_ack, unmarshal_message
+import liftenvelope
+from liftenvelope._pb import api_pb2
+from liftenvelope.envelope import Ack, marshal_ack, unmarshal_ack, unmarshal_message
 from liftenvelope.errors import EnvelopeTooLargeError, TransportError
+from liftenvelope.gateway import Gateway
 from liftenvelope.gateway._acks.copies import CopyAcks
+from liftenvelope.gateway._publishing.intake import Intake
+from liftenvelope.gateway._streams.service import StreamService
 from liftenvelope.jetstream.publish_frames import PubAck
-from liftenvelope.testing import NatsServer
+from liftenvelope.testing import NatsServer, run_nats_server
 from tests.integration.conftest import connect
 
 #: Seconds; no message of these tests expires.
@@ -56,3 +63,37 @@ async def test_message_that_is_not_published_leaves_nothing_pending(
     with pytest.raises(TransportError, match="may be stored") as failure:
         await waiting
     assert failure.value.sent
+
+
+@pytest.fixture
+def own_nats() -> Iterator[NatsServer]:
+    """A server of the test's own: gateways keep what they know in it."""
+    with run_nats_server(jetstream=True) as server:
+        yield server
+
+
+async def test_ack_inbox_gets_the_ack_of_a_copy_unless_the_connection_is_closed(
+    own_nats: NatsServer, name: str
+) -> None:
+    nc, other = await connect(own_nats.url), await connect(own_nats.url)
+    acks = await other.subscribe(f"_INBOX.{name}")
+    await other.flush()
+    stored: asyncio.Future[PubAck] = asyncio.get_running_loop().create_future()
+    stored.set_result(PubAck(name, 8))
+    async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+        await client.create_stream(name, name)
+        assert gateway._running is not None
+        core = gateway._running.core
+        intake = Intake(core, StreamService(core))
+        request = api_pb2.PublishRequest(stream=name, ackInbox=f"_INBOX.{name}")
+        target = await intake.target(request)
+        intake._pass_on(target, request, stored)
+        assert unmarshal_ack((await acks.next_msg(60)).data).offset == 7
+        await client.delete_stream(name)
+    await nc.close()
+    intake._pass_on(target, request, stored)
+    (sending,) = intake._sending
+    await asyncio.wait([sending])
+    # An exception that nobody takes goes to the event loop with the task, and fails the test.
+    del sending
+    gc.collect()
