@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope._native import acks
 from liftenvelope.envelope import Ack, Message, marshal_ack, unmarshal_message
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -128,7 +129,8 @@ class CheckedIntake:
             self._refuse(msg, message)
         elif isinstance(error, LiftEnvelopeError) and not isinstance(error, NoJetStreamError):
             self._on_error(error)  # else the partition is paused or readonly: no ack
-        if msg.reply:
+        # nats-server has checked the subject that the publisher may publish to, and not the reply subject.
+        if acks.is_ack_inbox(msg.reply.encode()):
             self._send(msg.reply, _pub_ack(stored, error))
 
     def _refuse(self, msg: Msg, message: Message) -> None:

@@ -234,6 +234,19 @@ async def test_a_publisher_that_asks_jetstream_gets_its_answer(
     assert refused["error"]["err_code"] == 10071
 
 
+async def test_ack_of_a_raw_publish_goes_to_no_internal_subject(
+    client: Client, nc: NatsClient, name: str
+) -> None:
+    await client.create_stream(name, name, optimistic_concurrency=True)
+    internal = [f"$KV.{name}.a", f"_lift.{name}", f"liftenvelope.groups.{name}"]
+    spies = [await nc.subscribe(subject) for subject in internal]
+    sound = await nc.subscribe(f"{name}.acks")
+    for reply in (*internal, f"{name}.acks"):
+        await nc.publish(name, b"x", reply=reply)
+    assert json.loads((await sound.next_msg(60)).data)["seq"] == 4
+    assert [spy.pending_msgs for spy in spies] == [0, 0, 0]
+
+
 async def test_the_next_leader_goes_on(own_nats: NatsServer, nc: NatsClient, name: str) -> None:
     connections = [await connect(own_nats.url) for _ in range(2)]
     gateways = [Gateway(connections[number], id=f"g{number}", broker_ttl=6.0) for number in range(2)]
