@@ -132,6 +132,9 @@ class AckInboxes:
         Raises:
             RpcError: INVALID_ARGUMENT: the inbox is malformed, is internal or has no allowed prefix.
         """
+        if inbox.startswith(self._private):
+            text = f"ackInbox must not be an inbox of the gateway, got {_shown(inbox)}: name one of your own"
+            raise RpcError(StatusCode.INVALID_ARGUMENT, text)
         if inbox and not self.allows(inbox):
             text = f"ackInbox must be a subject that begins with one of {self._names}, got {_shown(inbox)}"
             raise RpcError(StatusCode.INVALID_ARGUMENT, f"{text} (limit allowed_ack_inboxes)")

@@ -140,6 +140,9 @@ def test_own_inboxes_are_for_requests_only_where_clients_have_theirs(
 ) -> None:
     inboxes = AckInboxes([allowed], own=[own])
     assert inboxes.allows(f"{own}a") is is_allowed
+    if not is_allowed:
+        with pytest.raises(RpcError, match="ackInbox must "):
+            inboxes.check(f"{own}a")
     assert inboxes.allows_on_nats(f"{own}a")
 
 
