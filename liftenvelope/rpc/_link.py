@@ -238,7 +238,7 @@ class Incoming:
         self._flow = flow
         # Rest of the list that the last message was taken from, in reverse: the next message is at the end.
         self._begun: list[bytes] = []
-        #: Filter: returns True for messages to deliver. None delivers all.
+        #: Filter: returns True for messages to deliver. None delivers all. The filter may answer the others.
         self.admits: Callable[[bytes], bool] | None = None
 
     async def receive(self) -> list[bytes] | None:
@@ -246,11 +246,16 @@ class Incoming:
         if self._begun:
             messages, self._begun = self._begun[::-1], []
             return messages
-        while (received := await self._flow.take()) is not None and self.admits is not None:
-            received = [message for message in received if self.admits(message)]
-            if received:
-                break
-        return received
+        if self.admits is None:
+            return await self._flow.take()
+        while True:
+            # The filter answers without waiting: if the client takes no answers, read none of its messages.
+            # Waiting before the take, not after it, loses no message to a cancellation.
+            await self._flow.room()
+            if (received := await self._flow.take()) is None:
+                return None
+            if admitted := [message for message in received if self.admits(message)]:
+                return admitted
 
     def put_back(self, message: bytes) -> None:
         """Put a taken message back, as the next one."""

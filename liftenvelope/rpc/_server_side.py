@@ -14,7 +14,7 @@ from liftenvelope.rpc._headers import Metadata, decode_metadata, encode_metadata
 from liftenvelope.rpc._http2 import ErrorCodes, SettingCodes
 from liftenvelope.rpc._http2 import events as h2_events
 from liftenvelope.rpc.limits import DEFAULT_LIMITS, ServerLimits
-from liftenvelope.rpc.status import RpcError, StatusCode, reset_error
+from liftenvelope.rpc.status import RpcError, StatusCode, cut_text, reset_error
 
 __all__ = ["ServerConnection"]
 
@@ -144,7 +144,7 @@ class ServerConnection(Connection):
         """
         trailers = [("grpc-status", str(int(code))), *encode_metadata(metadata)]
         if text:
-            trailers.append(("grpc-message", encode_text(_cut(text, self._max_status))))
+            trailers.append(("grpc-message", encode_text(cut_text(text, self._max_status))))
         call = self._served(call_id)
         if call is not None and not call.closing:
             call.trailers = trailers
@@ -267,16 +267,6 @@ class ServerConnection(Connection):
     def _going_away(self, last_id: int, code: int, text: str) -> list[Event]:  # noqa: ARG002
         # The client starts no more calls, and the server never starts any: nothing to do.
         return []
-
-
-def _cut(text: str, size: int) -> str:
-    """Cut a status text to at most ``size`` bytes of UTF-8."""
-    if len(text) <= size // 4:
-        return text
-    raw = text[: size + 1].encode("utf-8", "replace")
-    if len(raw) <= size:
-        return text
-    return raw[: size - 3].decode("utf-8", "ignore") + "..."
 
 
 def _http_fault(headers: dict[bytes, bytes]) -> str | None:

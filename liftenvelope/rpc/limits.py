@@ -54,7 +54,7 @@ class ServerLimits:
         max_header_list_bytes: Size of the header list of a call, in bytes, plus 32 for each field (RFC 9113,
             6.5.2). A larger one ends the connection. Default 16 KiB.
         max_status_bytes: Size of a status text, which may quote the request, in bytes of UTF-8. Longer texts
-            are cut. Default 1,024.
+            are cut. A gateway also cuts the errors of messages on PublishAsync. Default 1,024.
         control_frames_per_second: Sustained rate of control frames and resets of a connection, per second. A
             higher rate ends the connection with ENHANCE_YOUR_CALM. Default 250.
         control_frame_burst: Control frames and resets accepted at once. Default 1,000.

@@ -22,6 +22,7 @@ __all__ = [
     "RpcError",
     "StatusCode",
     "cancelled_by_server",
+    "cut_text",
     "status_error",
 ]
 
@@ -112,6 +113,16 @@ def status_error(code: int, text: str = "") -> RpcError | None:
     except ValueError:
         return RpcError(code, text or f"status {code}")
     return RpcError(named, text or named.name)
+
+
+def cut_text(text: str, size: int) -> str:
+    """Cut a status text to at most ``size`` bytes of UTF-8."""
+    if len(text) <= size // 4:
+        return text
+    raw = text[: size + 1].encode("utf-8", "replace")
+    if len(raw) <= size:
+        return text
+    return raw[: size - 3].decode("utf-8", "ignore") + "..."
 
 
 def http_error(status: str, content_type: bytes = b"") -> RpcError:

@@ -35,6 +35,8 @@ _OPEN_WINDOWS: Final = (
     + frame(SETTINGS, 0, 0, b"\0\4" + (2**31 - 1).to_bytes(4, "big"))
     + frame(WINDOW_UPDATE, 0, 0, (2**31 - 65_536).to_bytes(4, "big"))
 )
+#: The call's windows are shut: no answer but a status alone may be sent.
+_SHUT_WINDOWS: Final = GREETING + frame(SETTINGS, 0, 0, b"\0\4\0\0\0\0")
 _FRAME: Final = bytes(16_000)
 
 
@@ -188,9 +190,7 @@ _READERS: Final = [
     Attack(
         name="readers whose windows are shut",
         must=serves(),
-        begin=GREETING
-        + frame(SETTINGS, 0, 0, b"\0\4\0\0\0\0")
-        + b"".join(_ask(n, "Subscribe", _subscribe()) for n in range(4)),
+        begin=_SHUT_WINDOWS + b"".join(_ask(n, "Subscribe", _subscribe()) for n in range(4)),
         connections=16,
         bounds=Bounds(rss_mib=160),
     ),
@@ -284,7 +284,11 @@ _SUBJECTS_OF_OTHERS: Final = [
     Attack(name="streams on internal subjects", must=refuses(_INVALID), repeat=_record, rounds=50),
 ]
 
-_DENIED_CALLS: Final = [
+#: 1 MB of messages that mallory may not publish.
+_DENIED_PUBLISHES: Final = 64 * frame(
+    DATA, 0, 1, 150 * message(api_pb2.PublishRequest(stream="s" * 100).SerializeToString())
+)
+_DENIED_CALLS: list[Attack] = [
     Attack(
         name=f"denied: {name}",
         must=refuses(*statuses, close=None),
@@ -311,6 +315,18 @@ _DENIED_CALLS: Final = [
             "CreateStream",
             api_pb2.CreateStreamRequest(name="mallory", subject="_INBOX.>").SerializeToString(),
         ),
+    )
+]
+
+_DENIED_CALLS += [
+    Attack(
+        name="denied publishes, windows shut",
+        must=serves(),
+        tls="mallory",
+        begin=_SHUT_WINDOWS + headers(1, _API + "PublishAsync"),
+        repeat=lambda _: _DENIED_PUBLISHES,
+        rounds=1_000,
+        connections=2,
     )
 ]
 

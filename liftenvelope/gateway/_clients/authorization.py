@@ -38,6 +38,7 @@ from liftenvelope._checks import about
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import UsageError
 from liftenvelope.gateway._clients.policy import RECORD_SUBJECT, Policy
+from liftenvelope.gateway._protocol.failures import refused_publish
 from liftenvelope.gateway._protocol.requests import read_request
 from liftenvelope.gateway.limits import Limits
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -240,10 +241,9 @@ class Authorization:
         try:
             self.check(client, request.stream, "Publish")
         except RpcError as denied:
-            response = api_pb2.PublishResponse(ack=api_pb2.Ack(), correlationId=request.correlationId)
-            response.asyncError.code = api_pb2.PublishAsyncError.PERMISSION_DENIED
-            response.asyncError.message = denied.description
-            call.send_nowait([response.SerializeToString()])
+            code = api_pb2.PublishAsyncError.PERMISSION_DENIED
+            answer = refused_publish(code, denied.description, request.correlationId, self._limits)
+            call.send_nowait([answer])
             return False
         return True
 

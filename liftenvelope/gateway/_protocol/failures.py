@@ -1,9 +1,10 @@
-"""Maps errors of NATS and JetStream to the gRPC status that a call ends with."""
+"""Maps errors of NATS and JetStream to the status of a call or to the answer to a message of PublishAsync."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from liftenvelope._pb import api_pb2
 from liftenvelope.errors import (
     AckTimeoutError,
     CallTimeoutError,
@@ -17,9 +18,12 @@ from liftenvelope.errors import (
     UsageError,
     WrongLastSequenceError,
 )
-from liftenvelope.rpc.status import RpcError, StatusCode
+from liftenvelope.rpc.status import RpcError, StatusCode, cut_text
 
-__all__ = ["TOO_LARGE", "WRONG_OFFSET", "has_no_room", "status_of"]
+if TYPE_CHECKING:
+    from liftenvelope.gateway.limits import Limits
+
+__all__ = ["TOO_LARGE", "WRONG_OFFSET", "has_no_room", "refused_publish", "status_of"]
 
 #: Error texts of Liftbridge, which clients match on.
 TOO_LARGE = "message exceeds max replication size"
@@ -57,3 +61,21 @@ def status_of(error: LiftEnvelopeError) -> RpcError:
         return error
     code, text = next((code, text) for kinds, code, text in _STATUSES if isinstance(error, kinds))
     return RpcError(code, text.format(error))
+
+
+def refused_publish(
+    code: api_pb2.PublishAsyncError.Code, text: str, correlation_id: str, limits: Limits
+) -> bytes:
+    """Return the answer to a message of PublishAsync that was refused, or whose outcome is unknown.
+
+    Args:
+        code: The error code.
+        text: The error text, cut to ``max_status_bytes``, since it may quote the request.
+        correlation_id: Correlation id of the message.
+        limits: Limits of the gateway.
+    """
+    response = api_pb2.PublishResponse(correlationId=correlation_id)
+    # Liftbridge sends an empty ack along with the error.
+    response.ack.SetInParent()
+    response.asyncError.code, response.asyncError.message = code, cut_text(text, limits.max_status_bytes)
+    return response.SerializeToString()

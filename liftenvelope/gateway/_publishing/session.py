@@ -33,7 +33,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.gateway._clients.counts import CANCELLED, PublishTally, reason_of
 from liftenvelope.gateway._partitions.replicas import least_in_sync
-from liftenvelope.gateway._protocol.failures import status_of
+from liftenvelope.gateway._protocol.failures import refused_publish, status_of
 from liftenvelope.gateway._protocol.requests import read_request, without_content
 from liftenvelope.gateway._publishing.targets import PublishTarget, ack_of
 from liftenvelope.jetstream.publish_frames import PubAck, read_ack
@@ -241,7 +241,7 @@ class PublishSession:
             future = await self._intake.store(target, request, own_inbox=False, timeout=None)
         except LiftEnvelopeError as exc:
             self._tally.fail(reason_of(exc))
-            self._answer(_refusal(status_of(exc), request.correlationId))
+            self._answer_refused(status_of(exc), request.correlationId)
             return
         self._held.split(len(raw)).keep_until(future)
         request = without_content(request)
@@ -374,10 +374,15 @@ class PublishSession:
         try:
             status = await self._intake.explained(error, request.stream, request.partition)
             self._tally.fail(reason_of(status))
-            self._answer(_refusal(status, request.correlationId))
+            self._answer_refused(status, request.correlationId)
         finally:
             self._slow -= 1
             self._changed.set()
+
+    def _answer_refused(self, status: RpcError, correlation_id: str) -> None:
+        code = _ASYNC_CODES.get(StatusCode(status.code), _E.INTERNAL)
+        limits = self._core.options.limits
+        self._answer(refused_publish(code, status.description, correlation_id, limits))
 
     def _answer(self, response: bytes) -> None:
         """Queue a response. All responses of one loop iteration are sent together."""
@@ -416,10 +421,8 @@ class PublishSession:
     def _give_up(self, policy: int, correlation_id: str) -> None:
         """Answer that the outcome of a message is unknown: the message may be stored."""
         if policy != _NONE:
-            error = api_pb2.PublishAsyncError(code=_E.UNKNOWN, message=_UNKNOWN_OUTCOME + self._fault())
-            response = api_pb2.PublishResponse(correlationId=correlation_id, asyncError=error)
-            response.ack.SetInParent()
-            self._answer(response.SerializeToString())
+            text = _UNKNOWN_OUTCOME + self._fault()
+            self._answer(refused_publish(_E.UNKNOWN, text, correlation_id, self._core.options.limits))
 
     def _fault(self) -> str:
         """Return the known cause why JetStream stores no messages of a stream of this call, or ``""``."""
@@ -433,12 +436,3 @@ def _number_of(message: Any) -> int:
     """Return the number of the message that a reply is for, the last token of its subject; 0 for none."""
     text = message[0].rpartition(".")[2]
     return int(text) if text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS else 0
-
-
-def _refusal(status: RpcError, correlation_id: str) -> bytes:
-    code = _ASYNC_CODES.get(StatusCode(status.code), _E.INTERNAL)
-    response = api_pb2.PublishResponse(correlationId=correlation_id)
-    # Liftbridge sends an empty ack along with the error.
-    response.ack.SetInParent()
-    response.asyncError.code, response.asyncError.message = code, status.description
-    return response.SerializeToString()

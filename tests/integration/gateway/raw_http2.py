@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -14,7 +15,11 @@ PATIENCE = 120.0
 
 
 class RawClient:
-    """A connection over plain TCP whose frames the test chooses.
+    """A connection whose frames the test chooses.
+
+    Args:
+        address: ``host:port`` of the server.
+        tls: TLS context, None for plain TCP.
 
     Attributes:
         h2: Makes frames and reads those of the server. :meth:`send` sends what it has made.
@@ -22,15 +27,16 @@ class RawClient:
         ended: Whether the server has closed the connection.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: ssl.SSLContext | None = None) -> None:
         self._address = address
+        self._tls = tls
         self.h2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
         self.seen: list[Any] = []
         self.ended = False
 
     async def __aenter__(self) -> Self:
         host, port = self._address.rsplit(":", 1)
-        self._reader, self._writer = await asyncio.open_connection(host, int(port))
+        self._reader, self._writer = await asyncio.open_connection(host, int(port), ssl=self._tls)
         self.h2.initiate_connection()
         return self
 

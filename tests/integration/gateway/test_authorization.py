@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import trustme
+from h2 import events
+from h2.settings import SettingCodes
 from nats.aio.client import Client as NatsClient
 
 import liftenvelope
@@ -21,6 +23,7 @@ from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import NatsServer, run_nats_server
 from tests.integration.conftest import connect
+from tests.integration.gateway.raw_http2 import RawClient
 
 EVERYTHING = """
 p, app, *, FetchMetadata
@@ -157,6 +160,46 @@ async def test_publish_async_denies_message_by_message(app: Client, gateway: Gat
     assert {ident: code for ident, code in codes.items() if code} == {"a": no, "c": no}
     assert [responses[ident].ack.offset for ident in ("b", "d")] == [0, 1]
     await app.delete_stream("allowed")
+
+
+def raw_answers(client: RawClient) -> list[api_pb2.PublishResponse]:
+    """Answers of the only call, as far as they have come whole."""
+    data = b"".join(event.data for event in client.of(events.DataReceived))
+    answers, at = [], 0
+    while len(data) >= (end := at + 5 + int.from_bytes(data[at + 1 : at + 5], "big")) > at + 5:
+        answers.append(api_pb2.PublishResponse.FromString(data[at + 5 : end]))
+        at = end
+    return answers
+
+
+async def test_denied_publishes_are_read_no_faster_than_their_answers(
+    gateway: Gateway, ca: trustme.CA
+) -> None:
+    tls = client_tls(ca, "app")
+    tls.set_alpn_protocols(["h2"])
+    denied = api_pb2.PublishRequest(stream="s" * 2_000).SerializeToString()
+    piece = (b"\0" + len(denied).to_bytes(4, "big") + denied) * 5
+    async with RawClient(gateway.address, tls) as client:
+        client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        client.send()
+        await client.until(lambda client: client.of(events.RemoteSettingsChanged))
+        call, sent, idle_pings = client.start("/proto.API/PublishAsync"), 0, 0
+        # Twenty answers to pings without new credit: the gateway reads no more. It reads 1 MiB ahead.
+        while sent < 4 << 20 and idle_pings < 20:
+            idle_pings += 1
+            while sent < 4 << 20 and client.h2.local_flow_control_window(call) >= len(piece):
+                client.h2.send_data(call, piece)
+                sent, idle_pings = sent + len(piece), 0
+            assert await client.ping()
+        assert sent < 2 << 20
+        client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1})
+        client.h2.increment_flow_control_window(2**31 - 1 - 65_535)
+        client.send()
+        await client.until(lambda client: len(raw_answers(client)) >= sent // len(piece) * 5)
+        errors = [answer.asyncError for answer in raw_answers(client)]
+    assert len(errors) == sent // len(piece) * 5
+    assert {error.code for error in errors} == {api_pb2.PublishAsyncError.PERMISSION_DENIED}
+    assert {(len(error.message), error.message[-4:]) for error in errors} == {(1_024, "s...")}
 
 
 @pytest.mark.parametrize("name", ["nobody", None])
