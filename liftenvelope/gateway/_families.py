@@ -30,7 +30,7 @@ __all__ = ["FAMILIES", "PREFIX", "Metric", "MetricFamily", "MetricSample", "Metr
 #: Beginning of all names.
 PREFIX: Final = "liftenvelope_gateway_"
 #: Limits whose use is a metric.
-_LIMITS: Final = ("max_connections", "max_calls", "max_unread_bytes", "max_metric_labels")
+_LIMITS: Final = ("max_connections", "max_calls", "max_unread_bytes", "max_unsent_bytes", "max_metric_labels")
 
 
 class MetricSample(NamedTuple):
@@ -259,6 +259,11 @@ FAMILIES: Final[tuple[MetricFamily, ...]] = (
         "unread_request_bytes",
         "Bytes of requests that no call has read yet.",
         lambda running: running.server.unread_bytes,
+    ),
+    _gauge(
+        "unsent_answer_bytes",
+        "Bytes of answers, but for those of subscriptions, that clients have not taken yet.",
+        lambda running: running.server.unsent_bytes,
     ),
     _of_publishes("publishes_total", "counter", "Messages received.", lambda counts: counts.messages),
     _of_publishes("publish_bytes_total", "counter", "Bytes of their requests.", lambda counts: counts.bytes),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from liftenvelope.rpc._budget import Budget
 from liftenvelope.rpc._calls import CallState
@@ -16,6 +16,9 @@ from liftenvelope.rpc._http2 import events as h2_events
 from liftenvelope.rpc.limits import DEFAULT_LIMITS, ServerLimits
 from liftenvelope.rpc.status import RpcError, StatusCode, cut_text, reset_error
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 __all__ = ["ServerConnection"]
 
 #: Bytes sent that add two control frames to the allowance: some clients answer each DATA frame with two.
@@ -24,6 +27,8 @@ _DATA, _HEADERS, _PING, _WINDOW_UPDATE, _CONTINUATION = 0x0, 0x1, 0x6, 0x8, 0x9
 _END_STREAM, _PADDED = 0x1, 0x8
 #: Minimum size of a DATA frame that goes through h2 and still does not count as a control frame.
 _LEAST_DATA: Final = 1024
+#: Bytes before each gRPC message.
+_PREFIX: Final = 5
 _RESPONSE_HEADERS: Final = [(":status", "200"), ("content-type", "application/grpc")]
 
 
@@ -31,6 +36,9 @@ _RESPONSE_HEADERS: Final = [(":status", "200"), ("content-type", "application/gr
 class _ServedCall(CallState):
     began: bool = False
     trailers: list[tuple[str, str]] | None = None
+    #: Bytes of answers that count as unsent; false if they are left out of the budgets.
+    counted: int = 0
+    is_counted: bool = True
 
 
 class ServerConnection(Connection):
@@ -39,8 +47,10 @@ class ServerConnection(Connection):
     Args:
         limits: Limits on the client. Default: those of :class:`ServerLimits`.
         unread: Counts the unread bytes of all connections that share it.
+        unsent: Counts the unsent bytes of all connections that share it.
 
     Attributes:
+        unsent_bytes: Bytes of answers that wait for the client, without those of exempt calls.
         greeted: True once a frame was received after HTTP/2's preface.
     """
 
@@ -51,6 +61,7 @@ class ServerConnection(Connection):
         *,
         limits: ServerLimits = DEFAULT_LIMITS,
         unread: Budget | None = None,
+        unsent: Budget | None = None,
     ) -> None:
         super().__init__(
             client_side=False,
@@ -61,6 +72,8 @@ class ServerConnection(Connection):
             max_header_list=limits.max_header_list_bytes,
         )
         self._max_unread = limits.max_unread_bytes_per_connection
+        self._shared_unsent = unsent or Budget(0)
+        self.unsent_bytes = 0
         self._max_status = limits.max_status_bytes
         self._last_id = 0
         self.greeted = False
@@ -154,6 +167,53 @@ class ServerConnection(Connection):
             self._walker.mute(call_id)
             call.cutter = None
 
+    def send(self, call_id: int, messages: Iterable[bytes]) -> None:
+        """Queue messages on a call until the peer's windows allow them. Ignored if the call has ended."""
+        if (call := self._served(call_id)) is not None and not call.closing:
+            queued = list(messages)
+            super().send(call_id, queued)
+            self._count_unsent(call, sum(map(len, queued)) + _PREFIX * len(queued))
+
+    def send_framed(self, call_id: int, frames: bytes) -> None:
+        """Queue messages that already have their gRPC prefixes. Does nothing if the call has ended."""
+        if (call := self._served(call_id)) is not None and not call.closing:
+            super().send_framed(call_id, frames)
+            self._count_unsent(call, len(frames))
+
+    def exempt(self, call_id: int) -> None:
+        """Leave the unsent bytes of a call out of the budgets, because its handler bounds them."""
+        if (call := self._served(call_id)) is not None:
+            self._count_unsent(call, -call.counted)
+            call.is_counted = False
+
+    def _count_unsent(self, call: _ServedCall, size: int) -> None:
+        if call.is_counted:
+            call.counted += size
+            self.unsent_bytes += size
+            self._shared_unsent.used += size
+
+    def refuse_most_unsent(self, why: str) -> list[Event]:
+        """End the call with the most unsent bytes with RESOURCE_EXHAUSTED; return the events.
+
+        The bytes are dropped: flow control stops messages, but not the status.
+        """
+        call_id, call = max(self._calls.items(), key=lambda item: _counted(item[1]))
+        assert isinstance(call, _ServedCall)
+        text = f"{why}, {call.counted} of them on this call: take answers before asking for more"
+        call.outbox.clear()
+        call.unsent.clear()
+        self._count_unsent(call, -call.counted)
+        # A call that was answered whole waits for its answer alone, which is replaced.
+        was_answered, call.closing = call.closing, False
+        events = self._refuse(call_id, RpcError(StatusCode.RESOURCE_EXHAUSTED, text))
+        return [] if was_answered else events
+
+    def connection_lost(self, reason: str) -> list[Event]:
+        """Mark the connection as lost; return the end events of all calls."""
+        self._shared_unsent.used -= self.unsent_bytes
+        self.unsent_bytes = 0
+        return super().connection_lost(reason)
+
     def go_away(self) -> None:
         """Refuse new calls and send GOAWAY. Open calls continue."""
         if self._no_more_calls or self._failed:
@@ -172,6 +232,13 @@ class ServerConnection(Connection):
         if call.outbox or call.unsent:
             self.send_headers(call_id)
         super()._send_call(call_id, call)
+        assert isinstance(call, _ServedCall)
+        self._count_unsent(call, len(call.unsent) - call.counted)
+
+    def _forget(self, call_id: int, reset: ErrorCodes | None) -> None:
+        if (call := self._served(call_id)) is not None:
+            self._count_unsent(call, -call.counted)
+        super()._forget(call_id, reset)
 
     def _finish(self, call_id: int, call: CallState) -> None:
         assert isinstance(call, _ServedCall)
@@ -267,6 +334,10 @@ class ServerConnection(Connection):
     def _going_away(self, last_id: int, code: int, text: str) -> list[Event]:  # noqa: ARG002
         # The client starts no more calls, and the server never starts any: nothing to do.
         return []
+
+
+def _counted(call: CallState) -> int:
+    return call.counted if isinstance(call, _ServedCall) else 0
 
 
 def _http_fault(headers: dict[bytes, bytes]) -> str | None:

@@ -51,6 +51,12 @@ class ServerLimits:
             Beyond it the call that holds most ends with RESOURCE_EXHAUSTED. Default 16 MiB.
         max_unread_bytes: Bytes of requests that all connections may hold unread. Beyond it the call that
             holds most on the connection that holds most ends with RESOURCE_EXHAUSTED. Default 256 MiB.
+        max_unsent_bytes_per_connection: Bytes of answers that the calls of a connection may hold because the
+            client does not take them. Beyond it the call that holds most ends with RESOURCE_EXHAUSTED,
+            without the rest of its answers. Subscriptions of a gateway do not count: each waits for its
+            client once it holds 256 KiB. Default 32 MiB.
+        max_unsent_bytes: Bytes of such answers that all connections may hold. Beyond it the call that holds
+            most on the connection that holds most ends with RESOURCE_EXHAUSTED. Default 256 MiB.
         max_header_list_bytes: Size of the header list of a call, in bytes, plus 32 for each field (RFC 9113,
             6.5.2). A larger one ends the connection. Default 16 KiB.
         max_status_bytes: Size of a status text, which may quote the request, in bytes of UTF-8. Longer texts
@@ -74,6 +80,8 @@ class ServerLimits:
     max_unread_bytes_per_call: int = bounded(1 << 20, least=1_024, most=_LARGEST)
     max_unread_bytes_per_connection: int = bounded(16 << 20, least=1_024)
     max_unread_bytes: int = bounded(256 << 20, least=1_024)
+    max_unsent_bytes_per_connection: int = bounded(32 << 20, least=1_024)
+    max_unsent_bytes: int = bounded(256 << 20, least=1_024)
     max_header_list_bytes: int = bounded(16 << 10, least=1_024, most=_LARGEST)
     max_status_bytes: int = bounded(1_024, least=16)
     control_frames_per_second: int = bounded(250)

@@ -105,6 +105,10 @@ class ServerCall(Incoming):
         """Send concatenated messages that already have their gRPC prefixes; wait like :meth:`send`."""
         await self.flow.put_framed(frames)
 
+    def exempt_answers(self) -> None:
+        """Leave unsent answers out of the budgets: the handler sends more only when :meth:`send` returns."""
+        self._link.protocol.exempt(self.flow.call_id)
+
     @property
     def flow(self) -> Flow:
         """Message queues of the call, filled by its connection."""
@@ -182,6 +186,16 @@ class _ServerLink(TransportLink[ServerConnection]):
         self._working = False
         self._control_reading()
         return PieceOutcome.DONE
+
+    def flush(self) -> None:
+        """Write the pending data. End calls if the client leaves too much of it."""
+        super().flush()
+        self._server.shed_unsent(self)
+
+    def end_most_unsent(self, why: str) -> None:
+        """End the call with the most unsent bytes."""
+        self.dispatch(self.protocol.refuse_most_unsent(why))
+        self.flush_soon()
 
     def pause_writing(self) -> None:
         """Stop reading as well while the send buffer is full, or answers would pile up."""
@@ -308,6 +322,7 @@ class Server:
         self._sweeping: asyncio.TimerHandle | None = None
         self.links: set[_ServerLink] = set()
         self._unread = Budget(limits.max_unread_bytes)
+        self._unsent = Budget(limits.max_unsent_bytes)
         self._listener: Listener | None = None
         #: Number of open calls, of all clients.
         self.calls = 0
@@ -376,6 +391,11 @@ class Server:
         return self._unread.used
 
     @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that all connections hold because their clients do not take them."""
+        return self._unsent.used
+
+    @property
     def is_full(self) -> bool:
         """True if the limit on open calls of all clients is reached."""
         return self.calls >= self._limits.max_calls
@@ -430,8 +450,18 @@ class Server:
             link.dispatch(link.protocol.refuse_greediest(text))
             link.flush_soon()
 
+    def shed_unsent(self, flushed: _ServerLink) -> None:
+        """End the greediest calls if the flushed connection, or all, exceed their unsent byte budgets."""
+        most = self._limits.max_unsent_bytes_per_connection
+        while flushed.protocol.unsent_bytes > most:
+            flushed.end_most_unsent(f"this connection leaves more than {most} bytes of answers unsent")
+        while self._unsent.is_exceeded:
+            link = max(self.links, key=lambda link: link.protocol.unsent_bytes)
+            link.end_most_unsent(f"all clients leave more than {self._unsent.limit} bytes of answers unsent")
+
     def _new_link(self) -> _ServerLink:
-        return _ServerLink(self, ServerConnection(limits=self._limits, unread=self._unread))
+        protocol = ServerConnection(limits=self._limits, unread=self._unread, unsent=self._unsent)
+        return _ServerLink(self, protocol)
 
     async def __aenter__(self) -> Self:
         return self

@@ -288,6 +288,18 @@ _SUBJECTS_OF_OTHERS: Final = [
 _DENIED_PUBLISHES: Final = 64 * frame(
     DATA, 0, 1, 150 * message(api_pb2.PublishRequest(stream="s" * 100).SerializeToString())
 )
+#: 250 kB of such messages on each call: the answers repeat the correlation ids.
+_DENIED_IDS: Final = 83 * message(
+    api_pb2.PublishRequest(stream="s", correlationId="c" * 3_000).SerializeToString()
+)
+
+
+def _deny_on_calls(number: int) -> bytes:
+    """Ten calls of PublishAsync."""
+    calls = range(10 * number, 10 * number + 10)
+    return b"".join(call(stream_id(n), _API + "PublishAsync", _DENIED_IDS, end=False) for n in calls)
+
+
 _DENIED_CALLS: list[Attack] = [
     Attack(
         name=f"denied: {name}",
@@ -327,7 +339,16 @@ _DENIED_CALLS += [
         repeat=lambda _: _DENIED_PUBLISHES,
         rounds=1_000,
         connections=2,
-    )
+    ),
+    Attack(
+        name="denied publishes of many calls, windows shut",
+        must=refuses(_EXHAUSTED, close=None),
+        tls="mallory",
+        begin=_SHUT_WINDOWS,
+        repeat=_deny_on_calls,
+        rounds=90,
+        bounds=Bounds(rss_mib=96),
+    ),
 ]
 
 GRPC: Final = [*_BODIES, *_NAMES, *_REQUESTS, *_READERS, *_SUBJECTS_OF_OTHERS, *_DENIED_CALLS]

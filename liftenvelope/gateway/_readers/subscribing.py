@@ -60,6 +60,8 @@ class SubscribeService:
                 exist. INTERNAL: the partition is paused, and the request does not resume it. Other statuses:
                 the subscription was ended with them, or NATS failed.
         """
+        # An honest reader may be slow, and RESOURCE_EXHAUSTED would tell it that all messages were read.
+        call.exempt_answers()
         limits = self._core.options.limits
         request = read_request(api_pb2.SubscribeRequest, await call.one_request(), limits)
         record = await self._record(request)

@@ -15,6 +15,7 @@ import pytest
 import trustme
 from h2 import events
 from h2.exceptions import FlowControlError
+from h2.settings import SettingCodes
 from nats.aio.client import Client as NatsClient
 
 import liftenvelope
@@ -281,6 +282,99 @@ async def unread_of_all(place: Place) -> None:
         assert "all clients together hold more than 60000 bytes unread" in found[1]
         assert await one.ping()
         assert one.status(small) is None
+
+
+def metadata_request(chars: int) -> bytes:
+    """Ask for a stream that does not exist: the answer repeats its name."""
+    return api_pb2.FetchMetadataRequest(streams=["s" * chars]).SerializeToString()
+
+
+async def leave_answer(client: RawClient, chars: int) -> int:
+    """Make a call whose answer has a name of as many characters; wait until it is queued."""
+    call, request = client.start(API + "FetchMetadata"), metadata_request(chars)
+    client.h2.send_data(call, b"\0" + len(request).to_bytes(4, "big") + request, end_stream=True)
+    client.send()
+    # Flow control stops the message and not its headers.
+    await client.until(
+        lambda client: call in [event.stream_id for event in client.of(events.ResponseReceived)]
+    )
+    assert await client.ping()
+    return call
+
+
+async def answers_of_two_calls(one: RawClient, other: RawClient, address: str, limit: int, text: str) -> None:
+    """Leave answers of a small call of one client and of a large call of another one."""
+    async with await Channel.connect(address) as channel:
+        answer = await channel.unary(API + "FetchMetadata", metadata_request(1_000), timeout=PATIENCE)
+    for client in {one, other}:
+        client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        client.send()
+        await client.until(lambda client: client.of(events.RemoteSettingsChanged))
+    # Answers to names of 130 to 3,500 characters differ in the name alone.
+    small = len(answer) + 5
+    large = await leave_answer(other, 1_000 + limit - 2 * small)
+    call = await leave_answer(one, 1_000)
+    assert one.status(call) is other.status(large) is None
+    one.h2.reset_stream(call)
+    call = await leave_answer(one, 1_001)
+    await other.until(lambda client: client.status(large))
+    found = other.status(large)
+    assert found is not None
+    assert found[0] == EXHAUSTED
+    assert text in found[1]
+    assert await one.ping()
+    assert one.status(call) is None
+
+
+@case("max_unsent_bytes_per_connection")
+async def unsent_of_a_connection(place: Place) -> None:
+    async with (
+        place.gateway(max_unsent_bytes_per_connection=4_000) as gateway,
+        RawClient(gateway.address) as client,
+    ):
+        text = "this connection leaves more than 4000 bytes of answers unsent"
+        await answers_of_two_calls(client, client, gateway.address, 4_000, text)
+        assert await messages_left_for_later(client, gateway.address, place.name) == 10_000
+
+
+async def messages_left_for_later(client: RawClient, address: str, name: str) -> int:
+    """Read a stream of 10,000 bytes, whose messages the client does not take at first; return their bytes."""
+    async with liftenvelope.connect([address]) as other:
+        await other.create_stream(name, name)
+        await other.publish_many(name, [bytes(1_000)] * 10)
+        request = api_pb2.SubscribeRequest(
+            stream=name, startPosition=api_pb2.EARLIEST, stopPosition=api_pb2.STOP_LATEST
+        ).SerializeToString()
+        call = client.start(API + "Subscribe")
+        client.h2.send_data(call, b"\0" + len(request).to_bytes(4, "big") + request, end_stream=True)
+        client.send()
+        await client.until(
+            lambda client: call in [event.stream_id for event in client.of(events.ResponseReceived)]
+        )
+        async with other.subscribe(name, start="earliest", stop="latest") as messages:
+            assert len([message async for message in messages]) == 10
+    assert await client.ping()
+    client.h2.increment_flow_control_window(1_000_000, call)
+    client.send()
+    await client.until(lambda client: client.status(call))
+    frames = b"".join(event.data for event in client.of(events.DataReceived) if event.stream_id == call)
+    read, at = 0, 0
+    while at < len(frames):
+        end = at + 5 + int.from_bytes(frames[at + 1 : at + 5], "big")
+        read += len(api_pb2.Message.FromString(frames[at + 5 : end]).value)
+        at = end
+    return read
+
+
+@case("max_unsent_bytes")
+async def unsent_of_all(place: Place) -> None:
+    async with (
+        place.gateway(max_unsent_bytes=4_000) as gateway,
+        RawClient(gateway.address) as one,
+        RawClient(gateway.address) as other,
+    ):
+        text = "all clients leave more than 4000 bytes of answers unsent"
+        await answers_of_two_calls(one, other, gateway.address, 4_000, text)
 
 
 @case("max_header_list_bytes")

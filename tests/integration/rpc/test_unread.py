@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 
+from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.limits import ServerLimits
-from liftenvelope.rpc.server import Server, ServerCall
+from liftenvelope.rpc.server import Server, ServerCall, unary
+from liftenvelope.rpc.status import RpcError, StatusCode
 from tests.hostile.frames import GREETING, call, message
 
 
@@ -26,3 +28,52 @@ async def test_idle_connection_is_closed_though_its_client_does_not_read() -> No
             (link,) = server.links
             async with asyncio.timeout(120):
                 await asyncio.shield(link.closed)
+
+
+async def taken(stream: Call) -> tuple[int, int]:
+    """Take the messages of a call; return their number and the status."""
+    count = 0
+    try:
+        async for _ in stream:
+            count += 1
+    except RpcError as error:
+        return count, error.code
+    return count, StatusCode.OK
+
+
+async def test_answers_that_clients_do_not_take_are_bounded() -> None:
+    # 8 MiB fit into the window of a call, so 1.6 MB of its answers are left.
+    answers, left = [bytes(1_000_000)] * 10, 10 * 1_000_005 - (8 << 20)
+
+    async def answer(served: ServerCall) -> None:
+        served.send_nowait(answers)
+
+    async def answer_reader(served: ServerCall) -> None:
+        served.exempt_answers()
+        served.send_nowait(answers)
+
+    async def nothing(_: bytes) -> bytes:
+        return b""
+
+    handlers = {"/counted": answer, "/exempt": answer_reader, "/": unary(nothing)}
+    # The answer of a short call counts too while the socket takes nothing.
+    limits = ServerLimits(max_unsent_bytes_per_connection=2 * left + 100)
+    async with (
+        Server(handlers, limits=limits) as server,
+        await Channel.connect(await server.start()) as channel,
+    ):
+        streams = []
+        for path, unsent in (
+            ("/exempt", 0),
+            ("/counted", left),
+            ("/counted", 2 * left),
+            ("/counted", 2 * left),
+        ):
+            streams.append(channel.server_stream(path, b""))
+            await channel.unary("/", b"", timeout=120)  # follows all that the windows have allowed
+            assert server.unsent_bytes == unsent
+        exempt, *counted = [await taken(stream) for stream in streams]
+        whole = (10, StatusCode.OK)
+        assert (exempt, sorted(counted)) == (whole, [(8, StatusCode.RESOURCE_EXHAUSTED), whole, whole])
+        await channel.unary("/", b"", timeout=120)
+        assert server.unsent_bytes == 0

@@ -10,6 +10,7 @@ from h2 import events as h2_events
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
 
 from liftenvelope.rpc._budget import Budget
 from liftenvelope.rpc._events import CallEnded, CallStarted, Event, MessagesReceived, RequestsEnded
@@ -31,8 +32,8 @@ REQUEST = {
 class Pair:
     """A server connection and a client in memory."""
 
-    def __init__(self, *, unread: Budget | None = None, **limits: int) -> None:
-        self.server = ServerConnection(limits=ServerLimits(**limits), unread=unread)
+    def __init__(self, *, unread: Budget | None = None, unsent: Budget | None = None, **limits: int) -> None:
+        self.server = ServerConnection(limits=ServerLimits(**limits), unread=unread, unsent=unsent)
         self.client = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
         self.client.initiate_connection()
         self.answers: list[Any] = []
@@ -317,6 +318,72 @@ def test_unread_bytes_are_counted_over_all_connections_until_they_end() -> None:
     assert budget.is_exceeded
     pairs[0].server.connection_lost("the test is over")
     assert budget.used == pairs[1].server.unread == 10_005
+
+
+def shut_pair(unsent: Budget) -> Pair:
+    """A connection whose client takes no message."""
+    pair = Pair(unsent=unsent)
+    pair.client.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    pair.exchange()
+    return pair
+
+
+def test_unsent_bytes_are_counted_until_they_are_sent_or_their_call_ends() -> None:
+    budget = Budget(1)
+    pair, other = shut_pair(budget), shut_pair(budget)
+    sent, reset, ended, exempt = (pair.start(frame_message(b"")) for _ in range(4))
+    elsewhere = other.start(frame_message(b""))
+    pair.exchange()
+    other.exchange()
+    for call_id in (sent, reset, ended, exempt):
+        pair.server.send(call_id, [b"a" * 100, b""])
+        if call_id == exempt:
+            pair.server.exempt(call_id)
+        pair.server.send_framed(call_id, frame_message(b"b" * 50))
+    other.server.send(elsewhere, [b"c"])
+    assert (pair.server.unsent_bytes, other.server.unsent_bytes) == (3 * 165, 6)
+    pair.exchange()
+    assert budget.used == 3 * 165 + 6
+    pair.client.increment_flow_control_window(65, sent)
+    pair.exchange()
+    assert pair.server.unsent_bytes == 3 * 165 - 65
+    pair.client.increment_flow_control_window(100, sent)
+    pair.client.reset_stream(reset)
+    pair.exchange()
+    assert pair.server.unsent_bytes == 165
+    pair.server.finish(ended)
+    pair.server.send(ended, [b"ignored"])
+    pair.client.increment_flow_control_window(1_000, ended)
+    pair.exchange()
+    assert (pair.server.unsent_bytes, budget.used) == (0, 6)
+    other.server.connection_lost("the test is over")
+    assert budget.used == 0
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_call_with_the_most_unsent_bytes_is_refused_and_its_answers_are_dropped(is_whole: bool) -> None:
+    pair = shut_pair(Budget(1))
+    small, large, exempt = (pair.start(frame_message(b"")) for _ in range(3))
+    pair.exchange()
+    pair.server.exempt(exempt)
+    for call_id, size in ((small, 10), (large, 100), (exempt, 1_000)):
+        pair.server.send(call_id, [bytes(size)])
+    if is_whole:
+        pair.server.finish(large)
+    pair.exchange()
+    assert [event.stream_id for event in pair.seen(h2_events.ResponseReceived)] == [small, large, exempt]
+    events = pair.server.refuse_most_unsent("too much")
+    assert [event.call_id for event in events if isinstance(event, CallEnded)] == [large] * (not is_whole)
+    pair.exchange()
+    (trailers,) = pair.seen(h2_events.TrailersReceived)
+    text = unquote(dict(trailers.headers)["grpc-message"])
+    assert (trailers.stream_id, dict(trailers.headers)["grpc-status"]) == (large, "8")
+    assert text == "too much, 105 of them on this call: take answers before asking for more"
+    assert (pair.server.unsent_bytes, pair.server.open_calls) == (15, 2)
+    pair.client.increment_flow_control_window(15, small)
+    pair.exchange()
+    (data,) = pair.seen(h2_events.DataReceived)
+    assert (data.stream_id, data.data) == (small, frame_message(bytes(10)))
 
 
 def test_body_of_a_refused_call_is_dropped_while_the_client_reads_nothing() -> None:
