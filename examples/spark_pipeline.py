@@ -11,11 +11,11 @@ from pyspark.sql.functions import avg, col, count, window
 
 from liftenvelope.nats import AckInbox, EnvelopePublisher
 from liftenvelope.spark import recommended_conf, register
-from liftenvelope.testing import LiftbridgeCluster, run_liftbridge
+from liftenvelope.testing import GatewayCluster, run_gateway
 
 
-async def publish(cluster: LiftbridgeCluster) -> None:
-    async with await nats.connect(cluster.nats_url) as nc, AckInbox(nc) as inbox:
+async def publish(gateway: GatewayCluster) -> None:
+    async with await nats.connect(gateway.nats_url) as nc, AckInbox(nc) as inbox:
         publisher = EnvelopePublisher(nc, "readings", inbox=inbox, partitions=2)
         keys = [b"sensor-%d" % (number % 5) for number in range(1_000)]
         acks = await publisher.publish_batch([b"%d" % (number % 30) for number in range(1_000)], keys=keys)
@@ -56,8 +56,8 @@ def pipeline(spark: SparkSession, servers: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    with run_liftbridge() as cluster, tempfile.TemporaryDirectory() as folder:
-        cluster.create_stream("readings", partitions=2)
-        cluster.create_stream("means")
-        asyncio.run(publish(cluster))
-        pipeline(start_spark(), cluster.addresses[0], folder)
+    with run_gateway() as gateway, tempfile.TemporaryDirectory() as folder:
+        gateway.create_stream("readings", partitions=2)
+        gateway.create_stream("means")
+        asyncio.run(publish(gateway))
+        pipeline(start_spark(), gateway.addresses[0], folder)

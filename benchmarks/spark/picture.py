@@ -25,7 +25,7 @@ from typing import Any
 import nats
 
 from liftenvelope.nats import AckInbox, EnvelopePublisher
-from liftenvelope.testing import LiftbridgeCluster, run_liftbridge
+from liftenvelope.testing import GatewayCluster, run_gateway
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "docs" / "spark-pipeline.png"
@@ -63,11 +63,9 @@ def example() -> Any:
     return module
 
 
-async def publish(
-    cluster: LiftbridgeCluster, found: list[Stored], phases: Sequence[tuple[float, int]]
-) -> None:
+async def publish(gateway: GatewayCluster, found: list[Stored], phases: Sequence[tuple[float, int]]) -> None:
     """Publish as the phases say, and note what was acked when."""
-    async with await nats.connect(cluster.nats_url) as nc, AckInbox(nc) as inbox:
+    async with await nats.connect(gateway.nats_url) as nc, AckInbox(nc) as inbox:
         publisher = EnvelopePublisher(nc, "readings", inbox=inbox, partitions=2)
         count, due = 0, time.time()
         for seconds, rate in phases:
@@ -87,14 +85,14 @@ def run(phases: Sequence[tuple[float, int]]) -> tuple[list[Stored], list[Batch]]
     """Run the pipeline; return what was stored and what was read, over time."""
     program = example()
     stored: list[Stored] = []
-    with run_liftbridge() as cluster, tempfile.TemporaryDirectory() as folder:
-        cluster.create_stream("readings", partitions=2)
-        cluster.create_stream("means")
+    with run_gateway() as gateway, tempfile.TemporaryDirectory() as folder:
+        gateway.create_stream("readings", partitions=2)
+        gateway.create_stream("means")
         spark = program.start_spark()
-        query = start(program, spark, cluster.addresses[0], folder)
+        query = start(program, spark, gateway.addresses[0], folder)
         try:
-            await_rows(cluster, query)
-            publishing = threading.Thread(target=asyncio.run, args=(publish(cluster, stored, phases),))
+            await_rows(gateway, query)
+            publishing = threading.Thread(target=asyncio.run, args=(publish(gateway, stored, phases),))
             publishing.start()
             publishing.join()
             query.processAllAvailable()
@@ -124,9 +122,9 @@ def start(program: Any, spark: Any, servers: str, folder: str) -> Any:
     return writer.trigger(processingTime=TRIGGER).option("checkpointLocation", f"{folder}/checkpoint").start()
 
 
-def await_rows(cluster: LiftbridgeCluster, query: Any) -> None:
+def await_rows(gateway: GatewayCluster, query: Any) -> None:
     """Have the query do its first batches, which load what all the others need."""
-    asyncio.run(publish(cluster, [], ((1.0, 100),)))
+    asyncio.run(publish(gateway, [], ((1.0, 100),)))
     limit = time.monotonic() + PATIENCE
     while not any(one.numInputRows for one in query.recentProgress):
         assert query.exception() is None, query.exception()
@@ -194,7 +192,7 @@ def draw(stored: Sequence[Stored], batches: Sequence[Batch], path: Path) -> None
     for axes in (above, below):
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-    figure.suptitle(f"NATS envelopes → Liftbridge → Spark → Parquet and Liftbridge, a trigger each {TRIGGER}")
+    figure.suptitle(f"NATS envelopes → gateway → Spark → Parquet and gateway, a trigger each {TRIGGER}")
     figure.savefig(path, dpi=110)
 
 
