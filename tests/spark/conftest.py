@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 import liftenvelope
 from liftenvelope.spark import recommended_conf, register
-from liftenvelope.testing import LiftbridgeCluster, NatsServer
+from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer
 from tests.integration.bulk_streams import jetstream, make_stream
 from tests.spark.streams import Stream
 
@@ -101,13 +101,13 @@ def name() -> str:
     return f"t-{uuid4().hex[:12]}"
 
 
-@pytest.fixture(params=["jetstream", "liftbridge"])
+@pytest.fixture(params=["jetstream", "liftbridge", "gateway"])
 def stream(request: pytest.FixtureRequest, name: str) -> Stream:
     """An empty stream of each kind of server."""
     if request.param == "jetstream":
         server: NatsServer = request.getfixturevalue("nats")
         make_stream(server.url, name)
         return Stream("jetstream", server.url, name)
-    cluster: LiftbridgeCluster = request.getfixturevalue("liftbridge_server")
+    cluster: LiftbridgeCluster | GatewayCluster = request.getfixturevalue(f"{request.param}_server")
     cluster.create_stream(name, partitions=2)
     return Stream("liftbridge", cluster.addresses[0], name, partitions=2)
