@@ -63,6 +63,7 @@ async def _jetstream_sender(
 async def _envelope_sender(servers: CommandServers, message: Outgoing, in_flight: int) -> AsyncIterator[Send]:
     from liftenvelope.envelope import new_message
     from liftenvelope.nats import AckInbox
+    from liftenvelope.nats.link import Link
 
     options = message.envelope_options
     async with (
@@ -76,7 +77,7 @@ async def _envelope_sender(servers: CommandServers, message: Outgoing, in_flight
 
         async def send_only(value: bytes, key: bytes | None) -> asyncio.Future[None]:
             await nc.publish(message.target, new_message(value, **{**options, "key": key}))
-            await nc.flush()
+            await Link(nc).barrier(servers.timeout)
             done = asyncio.get_running_loop().create_future()
             done.set_result(None)
             return done
