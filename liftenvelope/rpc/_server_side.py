@@ -36,8 +36,9 @@ _RESPONSE_HEADERS: Final = [(":status", "200"), ("content-type", "application/gr
 class _ServedCall(CallState):
     began: bool = False
     trailers: list[tuple[str, str]] | None = None
-    #: Bytes of answers that count as unsent; false if they are left out of the budgets.
+    #: Bytes of answers that count as unsent.
     counted: int = 0
+    #: False if the unsent bytes are left out of the budgets.
     is_counted: bool = True
 
 
