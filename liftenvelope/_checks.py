@@ -315,3 +315,17 @@ def require(module: str, extra: str) -> Any:
         package = _PACKAGES.get(exc.name.partition(".")[0], exc.name)
         text = f"this needs {package}: run pip install 'liftenvelope[{extra}]'"
         raise MissingExtraError(text, name=exc.name) from exc
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the advice for an unknown name: the known one that is most like it, or all of them.
+
+    Example:
+        >>> nearest("subjet", ["stream", "subject"]), nearest("x", ["stream", "subject"])
+        ('did you mean subject?', 'use one of stream, subject')
+    """
+    from difflib import get_close_matches  # here: the codec imports this module, and needs no advice
+
+    names = sorted(known)
+    near = get_close_matches(name, names, 1)
+    return f"did you mean {near[0]}?" if near else f"use one of {', '.join(names)}"

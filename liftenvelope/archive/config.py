@@ -10,12 +10,11 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
 from liftenvelope import bulk
-from liftenvelope._checks import as_choice, as_count, as_full_text, as_seconds
+from liftenvelope._checks import as_choice, as_count, as_full_text, as_seconds, nearest
 from liftenvelope._secrets import without_secrets
 from liftenvelope.bulk.access import Access, find_target
 from liftenvelope.errors import LiftEnvelopeError, UsageError
@@ -324,6 +323,4 @@ def _check_table(where: str, table: Any, known: set[str]) -> None:
 def _check_keys(where: str, table: Mapping[str, Any], known: set[str]) -> None:
     for key in table:
         if key not in known:
-            near = get_close_matches(key, known, 1)
-            advice = f"did you mean {near[0]}?" if near else f"use one of {', '.join(sorted(known))}"
-            raise UsageError(f"{where} {key} is unknown: {advice}")
+            raise UsageError(f"{where} {key} is unknown: {nearest(key, known)}")

@@ -14,14 +14,13 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
 from typing import Any, Final, Self
 
 from nats.aio.client import Client
 
-from liftenvelope._checks import about, is_encodable
+from liftenvelope._checks import about, is_encodable, nearest
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import TransportError, UsageError, UsageTypeError
 from liftenvelope.gateway._gateway import Gateway
@@ -232,12 +231,10 @@ def _known(where: str, values: Any, names: Iterable[str]) -> dict[str, Any]:
     """
     if not isinstance(values, dict):
         raise UsageTypeError(f"{where} must be a JSON object, got {type(values).__name__}")
-    known = sorted(names)
+    known = set(names)
     for name in values:
         if name not in known:
-            near = get_close_matches(name, known, 1)
-            advice = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
-            raise UsageError(f"{name!r} is unknown in {where}: {advice}")
+            raise UsageError(f"{name!r} is unknown in {where}: {nearest(name, known)}")
     return values
 
 
