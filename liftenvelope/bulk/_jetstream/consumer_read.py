@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope import _native
 from liftenvelope._backoff import pause_before
@@ -16,7 +16,14 @@ from liftenvelope.bulk._engine.plan import retention_error
 from liftenvelope.bulk._engine.range_read import RangeRead
 from liftenvelope.bulk._jetstream.filter_gaps import FilterGaps, Suspect
 from liftenvelope.bulk._jetstream.pulls import PullsInFlight
-from liftenvelope.bulk._jetstream.requests import new_name, pending, start_at
+from liftenvelope.bulk._jetstream.requests import (
+    MOST_PLACES,
+    may_lag,
+    new_name,
+    pending,
+    server_of,
+    start_at,
+)
 from liftenvelope.errors import (
     BadRequestError,
     CallTimeoutError,
@@ -44,6 +51,8 @@ _EXPIRES: Final = 30
 _HEARTBEAT: Final = 1
 #: Seconds of silence after which pulls count as lost. A server sends a heartbeat every second.
 _SILENCE: Final = 3.5
+#: Seconds in which other servers of a cluster may not know a new consumer. They answer its pulls with 503.
+_SPREADING: Final = 2.0
 #: Seconds to wait for room in the queue before checking the connection again.
 _LOOK: Final = 0.5
 #: Shortest wait for data, in seconds, that shows that the server had nothing more to send.
@@ -72,6 +81,7 @@ class ConsumerRead(RangeRead):
         self._left = 0
         self._pulls = PullsInFlight()
         self._consumer = self._inbox = ""
+        self._made_at = 0.0
         self._sid = 0
         self._pull_bytes = 0
         # By pull in flight: offset of the read and time when the pull was sent.
@@ -105,10 +115,8 @@ class ConsumerRead(RangeRead):
 
     def _open(self, link: NatsSocket) -> bool:
         """Create a consumer at the next offset; return True if anything is left to read."""
-        end = self._check_end(link)
-        self._drop_consumer(link)
-        self._consumer = new_name()
-        self._left = self._source.make_consumer(self._consumer, self._next, self._outlet)
+        end, leader = self._check_end(link)
+        self._left = self._make_consumer(link, leader)
         if self._source.filters and not self._skips.has_begun and self._plan.on_retention == "raise":
             self._count_matching(end)
         if self._sid:
@@ -127,17 +135,38 @@ class ConsumerRead(RangeRead):
         self._flush(self._span.stop)
         return False
 
-    def _check_end(self, link: NatsSocket) -> int:
-        """Check that the stream still reaches the next offset (``_check_not_truncated``); return its end."""
+    def _make_consumer(self, link: NatsSocket, leader: str) -> int:
+        """Create a consumer at the next offset; return the number of messages that it has to deliver.
+
+        Only the leader knows that none is left. So a consumer of another server that tells so is replaced.
+
+        Raises:
+            TransportError: The server placed no consumer on the leader.
+        """
+        for _ in range(MOST_PLACES):
+            self._drop_consumer(link)
+            self._consumer, self._made_at = new_name(), time.monotonic()
+            left, server = self._source.make_consumer(self._consumer, self._next, self._outlet)
+            if left or not may_lag(server, leader):
+                return left
+        raise self._source.not_on_leader(leader)
+
+    def _check_end(self, link: NatsSocket) -> tuple[int, str]:
+        """Check that the stream still reaches the next offset (``_check_not_truncated``).
+
+        Returns:
+            The end of the stream, and its leader.
+        """
         subject = f"{self._source.prefix}.STREAM.INFO.{self._source.stream}"
-        end = link.ask(lambda answer: natural(answer["state"]["last_seq"]), subject)
+        end, leader = link.ask(_end_and_leader, subject)
         self._check_not_truncated(end)
-        return end
+        return end, leader
 
     def _count_matching(self, end: int) -> None:
         """Count the messages of the range that match, as of now. Only needed if the server filters."""
         stop = end if self._span.stop < 0 else self._span.stop
-        self._skips.begin(self._left - self._count_from(stop), stop, time.monotonic())
+        matching = self._count_from(self._next) - self._count_from(stop)
+        self._skips.begin(matching, stop, time.monotonic())
 
     def _count_from(self, offset: int) -> int:
         return self._source.probe(pending, start_at(offset), self._source.filters)
@@ -212,6 +241,8 @@ class ConsumerRead(RangeRead):
                 pass
             case StatusKind.BAD_REQUEST | StatusKind.PUSH | StatusKind.REFUSED:
                 raise BadRequestError(status.code, f"{self._source.stream}: {status.description}")
+            case StatusKind.NO_RESPONDERS if time.monotonic() - self._made_at < _SPREADING:
+                self._pull_ended(link, frame.number or 0, status)
             case StatusKind.DELETED | StatusKind.NO_RESPONDERS:
                 raise TransportError(f"{self._source.stream}: the consumer is gone: {status}")
             case StatusKind.LEADERSHIP | StatusKind.SHUTDOWN:
@@ -334,3 +365,7 @@ class ConsumerRead(RangeRead):
         later = 0 if end is None else self._count_from(end)
         left = 0 if end is None else self._count_from(suspect.stop) - later
         return self._skips.has_lost(suspect, left)
+
+
+def _end_and_leader(answer: dict[str, Any]) -> tuple[int, str]:
+    return natural(answer["state"]["last_seq"]), server_of(answer)

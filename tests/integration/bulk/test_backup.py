@@ -36,7 +36,7 @@ from tests.integration.bulk_streams import (
     wait_for,
     with_jetstream,
 )
-from tests.integration.jetstream_cluster import three_servers
+from tests.integration.jetstream_cluster import make_replicated, three_servers
 
 #: Made by the ``nats`` command 0.5.1 of servers 2.14.6 and 2.15.1: ten messages, of which three were deleted.
 MADE_BY_NATS = Path(__file__).parent / "backups"
@@ -610,7 +610,7 @@ def test_replicated_stream_is_restored_and_a_failed_restore_leaves_nothing(tmp_p
     with three_servers() as servers:
         url = ",".join(server.url for server in servers.values())
         first = servers["n1"].url
-        wait_for("the stream", lambda: is_created(first, name))
+        make_replicated(first, name)
         with open("/dev/urandom", "rb") as random:
             publish(first, [(f"{name}.x", random.read(10_000), None) for _ in range(MANY)])
 
@@ -636,22 +636,14 @@ def test_replicated_stream_is_restored_and_a_failed_restore_leaves_nothing(tmp_p
         assert name not in streams(first)
         assert bulk.restore_backup(tmp_path, url).messages == MANY
         assert rows(url, name) == before
-        assert consumer(first, name, "worker") == state
+        # A consumer may be on a replica that is still being filled, and count what is there.
+        wait_for("the consumer", lambda: consumer(first, name, "worker") == state)
+        wait_for("the replicas", lambda: consumer(first, name, "slow")["num_pending"] == MANY - 3)
         slow = consumer(first, name, "slow")  # from its ack floor on, messages are delivered again
         assert (slow["ack_floor"]["stream_seq"], slow["num_ack_pending"]) == (3, 0)
-        assert slow["num_pending"] == MANY - 3
         info = api(first, f"STREAM.INFO.{name}")
         assert info["config"]["num_replicas"] == 3
         assert len(info["cluster"]["replicas"]) == 2
-
-
-def is_created(url: str, name: str) -> bool:
-    """Create a replicated stream; False while the servers have no leader yet."""
-    config = {"name": name, "subjects": [f"{name}.>"], "num_replicas": 3}
-    try:
-        return "error" not in api(url, f"STREAM.CREATE.{name}", config, timeout=2)
-    except nats.errors.Error:
-        return False
 
 
 def test_backup_and_restore_over_a_server_of_another_domain(tmp_path: Path, name: str) -> None:

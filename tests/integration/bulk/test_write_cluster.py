@@ -16,8 +16,8 @@ import pytest
 from liftenvelope import bulk
 from liftenvelope.bulk import Access, Progress, WriteFailedError
 from liftenvelope.errors import LiftEnvelopeError
-from liftenvelope.jetstream import JetStream, StreamConfig
-from tests.integration.jetstream_cluster import three_servers
+from liftenvelope.jetstream import JetStream
+from tests.integration.jetstream_cluster import make_replicated, three_servers
 
 PATIENCE = 120
 ACCESS = Access(timeout=10, reconnect_wait=60, connect_timeout=10)
@@ -28,24 +28,6 @@ ROWS = 60_000
 def url() -> Iterator[str]:
     with three_servers() as servers:
         yield servers["n1"].url
-
-
-def make_stream(url: str, name: str) -> None:
-    """A stream on all three, as soon as they have found each other."""
-    config = StreamConfig(
-        name=name, subjects=(f"{name}.>",), num_replicas=3, allow_atomic=True, allow_batched=True
-    )
-
-    async def make() -> None:
-        async with await nats.connect(url) as nc, asyncio.timeout(PATIENCE):
-            while True:
-                try:
-                    await JetStream(nc).create_stream(config, timeout=5)
-                    return
-                except LiftEnvelopeError:
-                    await asyncio.sleep(0.1)
-
-    asyncio.run(make())
 
 
 def step_down(url: str, name: str) -> None:
@@ -76,7 +58,7 @@ def stored(url: str, name: str, least: int) -> list[int]:
 @pytest.mark.parametrize(("mode", "ident"), [("fast", None), ("fast", "job"), ("atomic", None)])
 def test_another_leader(url: str, name: str, mode: Any, ident: str | None) -> None:
     """The counts match the stored rows: no hole and no row twice, even without ids."""
-    make_stream(url, name)
+    make_replicated(url, name, allow_atomic=True, allow_batched=True)
     helpers: list[threading.Thread] = []
 
     def disturb(progress: Progress) -> None:
