@@ -65,11 +65,15 @@ async def last_received(api: Api, stream: str) -> int:
 
 
 async def is_stored(api: Api, stream: str, first: int, last: int) -> bool:
-    """Return whether a stream still has a message from sequence ``first`` to ``last``.
+    """Ask a stream's leader whether it still has a message from sequence ``first`` to ``last``.
+
+    Unlike a consumer, which may be on a replica that lags, the leader has all messages that were acked.
 
     Raises:
         JetStreamError, CallTimeoutError, TransportError: JetStream did not answer, or refused the request.
     """
+    if first > last:
+        return False
     request = {"seq": first, "next_by_subj": ">"}
     try:
         answer = await api.request(f"STREAM.MSG.GET.{stream}", request)

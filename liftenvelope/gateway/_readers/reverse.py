@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from liftenvelope import _native
 from liftenvelope._pb import api_pb2
 from liftenvelope.gateway._partitions.feed import DeliveryFeed
+from liftenvelope.gateway._partitions.inbound import is_stored
 from liftenvelope.gateway._readers.reads import may_send
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -102,7 +103,11 @@ async def _range(core: Core, stream: str, low: int, high: int, read: Read) -> li
     try:
         await feed.open()
         framer.pending = feed.pending
-        while framer.pending and framer.sequence <= high and not read.ended:
+        while framer.sequence <= high and not read.ended:
+            if not framer.pending:
+                if not await is_stored(core.js.api, stream, max(framer.sequence, low) + 1, high + 1):
+                    break
+                feed.recount()  # the consumer is on a replica that lags, and delivers the message later
             messages = await feed.take()
             for message in messages:
                 framer.frame([message], high + 2, -1)

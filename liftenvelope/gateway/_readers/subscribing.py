@@ -9,6 +9,7 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
 from liftenvelope.gateway._clients.authorization import client_name
 from liftenvelope.gateway._partitions.feed import DeliveryFeed, ask_start
+from liftenvelope.gateway._partitions.inbound import is_stored
 from liftenvelope.gateway._protocol.failures import status_of
 from liftenvelope.gateway._protocol.requests import read_request
 from liftenvelope.gateway._readers.positions import END_OF_READONLY, Bounds, bounds
@@ -134,6 +135,7 @@ class SubscribeService:
         feed: DeliveryFeed,
     ) -> None:
         framer = _native.gate.MessageFramer(request.stream, request.partition)
+        stream = read.record.stream_of(request.partition)
         # Sequence = offset + 1, so the start offset is the sequence before the first message.
         framer.sequence, framer.pending = found.start, feed.pending
         quiet = True
@@ -146,8 +148,11 @@ class SubscribeService:
                 found, quiet = await self._until_newest(request, read, found), False
                 # Messages stored before the change may still be on their way, or missed by a lost consumer.
                 feed.recount()
-            if _is_over(found, framer, quiet):
-                raise RpcError(StatusCode.RESOURCE_EXHAUSTED, found.text)
+            if found.stop is not None and _is_over(found, framer, quiet):
+                if not await is_stored(self._core.js.api, stream, framer.sequence + 1, found.stop + 1):
+                    raise RpcError(StatusCode.RESOURCE_EXHAUSTED, found.text)
+                quiet = False
+                feed.recount()  # the consumer is on a replica that lags, and delivers the message later
             messages = await feed.take()
             if not messages:
                 quiet, framer.pending = True, feed.pending
