@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +23,8 @@ async def sequence_of_last(stream: Stream, count: int, subjects: Sequence[str]) 
         count: Number of messages.
         subjects: Only messages on these subjects; empty for all.
     """
+    from liftenvelope.jetstream.counting import count_from
+
     state = (await stream.info()).state
     first, end = max(state.first_seq, 1), state.last_seq + 1
     if not subjects and not state.num_deleted:
@@ -32,33 +33,13 @@ async def sequence_of_last(stream: Stream, count: int, subjects: Sequence[str]) 
     low, high, width = end, end, count
     while low > first:
         low = max(end - width, first)
-        if await _pending(stream, low, subjects) >= count:
+        if await count_from(stream, low, subjects) >= count:
             break
         high, width = low, width * 2
     while high - low > 1:
         middle = (low + high) // 2
-        if await _pending(stream, middle, subjects) >= count:
+        if await count_from(stream, middle, subjects) >= count:
             low = middle
         else:
             high = middle
     return low
-
-
-async def _pending(stream: Stream, sequence: int, subjects: Sequence[str]) -> int:
-    """Return the number of messages from a sequence on."""
-    from liftenvelope.jetstream import AckPolicy, ConsumerConfig, DeliverPolicy
-
-    config = ConsumerConfig(
-        name=f"count-{uuid4().hex}",
-        ack_policy=AckPolicy.NONE,
-        mem_storage=True,
-        num_replicas=1,
-        inactive_threshold=5.0,
-        filter_subjects=tuple(subjects),
-        deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-        opt_start_seq=sequence,
-    )
-    consumer = await stream.create_consumer(config)
-    pending = consumer.cached_info.num_pending
-    await stream.delete_consumer(consumer.name)
-    return pending

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
-from uuid import uuid4
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from liftenvelope.errors import (
     GroupError,
@@ -25,8 +24,6 @@ from liftenvelope.group.bounds import Bounds, place_bounds
 from liftenvelope.group.errors import GroupRequestError, GroupUnavailableError
 from liftenvelope.group.state import Place, TopicSpec, check_id
 from liftenvelope.jetstream import (
-    AckPolicy,
-    ConsumerConfig,
     DeliverPolicy,
     JetStream,
     Message,
@@ -34,6 +31,7 @@ from liftenvelope.jetstream import (
     OrderedReset,
     PullEvent,
 )
+from liftenvelope.jetstream.counting import count_from
 from liftenvelope.jetstream.names import check_filter, check_stream_name
 
 __all__ = [
@@ -55,9 +53,6 @@ __all__ = [
     "source_of",
     "spec_of",
 ]
-
-#: Seconds after which JetStream deletes the consumer that counted a lag.
-_LOOK: Final = 5.0
 
 
 class SourceMessage(NamedTuple):
@@ -332,21 +327,8 @@ class JetStreamTopicSource:
     async def lag(self, partition: int, offset: int) -> int:
         """Return the number of messages in a partition from an offset on, as JetStream counts them."""
         place = self._topic.places[partition]
-        config = ConsumerConfig(
-            name=f"lag-{uuid4().hex}",
-            ack_policy=AckPolicy.NONE,
-            mem_storage=True,
-            num_replicas=1,
-            inactive_threshold=_LOOK,
-            filter_subjects=(place.subject,) if place.subject else (),
-            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-            opt_start_seq=offset + 1,
-        )
         stream = await self._js.stream(place.stream)
-        consumer = await stream.create_consumer(config)
-        pending = consumer.cached_info.num_pending
-        await stream.delete_consumer(consumer.name)
-        return pending
+        return await count_from(stream, offset + 1, (place.subject,) if place.subject else ())
 
     async def open(self, partition: int, offset: int) -> JetStreamFeed:
         """Read a partition from an offset on.
