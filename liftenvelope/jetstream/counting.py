@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from liftenvelope.errors import TransportError
 from liftenvelope.jetstream._consumer_config import AckPolicy, ConsumerConfig, DeliverPolicy
+from liftenvelope.jetstream.leaders import MOST_PLACES, may_lag, not_on_leader
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream._stream import Stream
@@ -17,16 +17,12 @@ __all__ = ["count_from"]
 
 #: Seconds after which the server deletes a consumer that could not be deleted.
 _INACTIVE: Final = 5.0
-#: Consumers to create before giving up on getting one on the leader. The server chooses one of the copies at
-#: random: of five copies, 20 consumers miss the leader once in 90 times.
-_MOST_PLACES: Final = 20
 
 
 async def count_from(stream: Stream, sequence: int, subjects: Sequence[str] = ()) -> int:
     """Return the number of messages from a sequence on, as the stream's leader counts them.
 
-    A consumer tells the number. It may be on a replica that lags, and count too few. So consumers are made
-    until one is on the leader.
+    A consumer tells the number. Consumers are made until one is on the leader.
 
     Args:
         stream: The stream.
@@ -38,7 +34,7 @@ async def count_from(stream: Stream, sequence: int, subjects: Sequence[str] = ()
         LiftEnvelopeError: JetStream did not answer, or refused a request.
     """
     leader = _server_of((await stream.info()).cluster)
-    for _ in range(_MOST_PLACES):
+    for _ in range(MOST_PLACES):
         config = ConsumerConfig(
             name=f"count-{uuid4().hex}",
             ack_policy=AckPolicy.NONE,
@@ -52,11 +48,10 @@ async def count_from(stream: Stream, sequence: int, subjects: Sequence[str] = ()
         consumer = await stream.create_consumer(config)
         info = consumer.cached_info
         await stream.delete_consumer(consumer.name)
-        if _server_of(info.cluster) in ("", leader):
+        if not may_lag(_server_of(info.cluster), leader):
             return info.num_pending
-    text = f"{stream.name}: no consumer of {_MOST_PLACES} came to the leader {leader!r}"
-    raise TransportError(text)
+    raise not_on_leader(stream.name, leader)
 
 
 def _server_of(cluster: ClusterInfo | None) -> str:
-    return "" if cluster is None else cluster.leader or ""
+    return "" if cluster is None else cluster.leader

@@ -16,14 +16,7 @@ from liftenvelope.bulk._engine.plan import retention_error
 from liftenvelope.bulk._engine.range_read import RangeRead
 from liftenvelope.bulk._jetstream.filter_gaps import FilterGaps, Suspect
 from liftenvelope.bulk._jetstream.pulls import PullsInFlight
-from liftenvelope.bulk._jetstream.requests import (
-    MOST_PLACES,
-    may_lag,
-    new_name,
-    pending,
-    server_of,
-    start_at,
-)
+from liftenvelope.bulk._jetstream.requests import new_name, pending, start_at
 from liftenvelope.errors import (
     BadRequestError,
     CallTimeoutError,
@@ -31,6 +24,7 @@ from liftenvelope.errors import (
     TransportError,
 )
 from liftenvelope.jetstream.api import natural
+from liftenvelope.jetstream.leaders import MOST_PLACES, may_lag, not_on_leader, server_of
 from liftenvelope.jetstream.statuses import StatusKind
 
 if TYPE_CHECKING:
@@ -149,7 +143,7 @@ class ConsumerRead(RangeRead):
             left, server = self._source.make_consumer(self._consumer, self._next, self._outlet)
             if left or not may_lag(server, leader):
                 return left
-        raise self._source.not_on_leader(leader)
+        raise not_on_leader(self._source.stream, leader)
 
     def _check_end(self, link: NatsSocket) -> tuple[int, str]:
         """Check that the stream still reaches the next offset (``_check_not_truncated``).

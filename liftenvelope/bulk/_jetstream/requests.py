@@ -23,6 +23,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream.api import api_prefix, natural, parse_ns
 from liftenvelope.jetstream.infos import StreamInfo
+from liftenvelope.jetstream.leaders import MOST_PLACES, may_lag, not_on_leader, server_of
 from liftenvelope.jetstream.names import check_stream_name
 from liftenvelope.rpc.address import Address, parse_address
 
@@ -30,16 +31,7 @@ if TYPE_CHECKING:
     from liftenvelope.bulk._engine.crew import Outlet
     from liftenvelope.bulk.access import Target
 
-__all__ = [
-    "MOST_PLACES",
-    "JetStreamRequests",
-    "consumer_request",
-    "may_lag",
-    "new_name",
-    "pending",
-    "server_of",
-    "start_at",
-]
+__all__ = ["JetStreamRequests", "consumer_request", "new_name", "pending", "start_at"]
 
 _T = TypeVar("_T")
 _SECOND: Final = 1_000_000_000
@@ -48,9 +40,6 @@ _SECOND: Final = 1_000_000_000
 _CLOSING: Final = 1.0
 #: Seconds without a pull after which the server deletes a consumer.
 _INACTIVE: Final = 300
-#: Consumers to create before giving up on getting one on the leader. The server chooses one of the copies at
-#: random: of five copies, 20 consumers miss the leader once in 90 times.
-MOST_PLACES: Final = 20
 
 
 def new_name() -> str:
@@ -61,20 +50,6 @@ def new_name() -> str:
 def start_at(offset: int) -> dict[str, Any]:
     """Return the part of a consumer's config that makes it start at an offset."""
     return {"deliver_policy": "by_start_sequence", "opt_start_seq": offset + 1}
-
-
-def may_lag(server: str, leader: str) -> bool:
-    """Return True if a server's copy of a stream may lack messages that were acked.
-
-    A server places each consumer at random on one of the copies, also on one that lags: for a second after a
-    replica was added, and longer after a restore (measured on nats-server 2.15.1). Such a consumer tells
-    fewer messages than there are. The leader's copy has every message that was acked.
-
-    Args:
-        server: Name of the server, as from :func:`server_of`.
-        leader: Name of the stream's leader, as from :func:`server_of`.
-    """
-    return server != leader and "" not in (server, leader)
 
 
 def pending(info: dict[str, Any]) -> int:
@@ -295,11 +270,7 @@ class JetStreamRequests:
             self.ask(_all, f"CONSUMER.DELETE.{self.stream}.{name}")
             if not may_lag(server, leader):
                 return found
-        raise self.not_on_leader(leader)
-
-    def not_on_leader(self, leader: str) -> TransportError:
-        """Return the error for ``MOST_PLACES`` consumers of which none was placed on the leader."""
-        return TransportError(f"{self.stream}: no consumer of {MOST_PLACES} came to the leader {leader!r}")
+        raise not_on_leader(self.stream, leader)
 
     def config_and_extent(self) -> tuple[dict[str, Any], Extent]:
         """Return the config and the current extent of the stream.
@@ -363,11 +334,6 @@ def _all(answer: dict[str, Any]) -> dict[str, Any]:
 
 def _names(answer: dict[str, Any]) -> tuple[list[str], int]:
     return [as_text("name", name) for name in answer.get("streams") or ()], natural(answer["total"])
-
-
-def server_of(info: dict[str, Any]) -> str:
-    """Return the name of the server that leads a stream or has a consumer, from its info; "" if not told."""
-    return as_text("leader", (info.get("cluster") or {}).get("leader") or "")
 
 
 def _pending_and_server(answer: dict[str, Any]) -> tuple[int, str]:

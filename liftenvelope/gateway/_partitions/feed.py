@@ -31,6 +31,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.gateway._partitions.pull_window import PullBudget, PullWindow
 from liftenvelope.jetstream.abandoned import created_or_removed
+from liftenvelope.jetstream.leaders import MOST_PLACES, may_lag, not_on_leader, server_of
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.receiving import subscribe_direct
 
@@ -117,16 +118,19 @@ async def ask_start(api: Api, stream: str, timestamp_ns: int) -> int:
 
     Raises:
         StreamNotFoundError: The stream does not exist.
+        TransportError: The server placed no consumer on the stream's leader.
     """
     seconds, rest = divmod(max(timestamp_ns, 0), _NS)
-    moment = f"{_utc(seconds)}.{rest:09d}Z"
-    name = secrets.token_hex(8)
-    config = _config(name, budget_of(api.nc).inactivity)
-    config |= {"deliver_policy": "by_start_time", "opt_start_time": moment}
-    # The consumer's start position is the answer. It is deleted without a pull.
-    info = await _make(api, stream, name, config)
-    await _delete(api, stream, name)
-    return int(info["delivered"]["stream_seq"]) + 1
+    start = {"deliver_policy": "by_start_time", "opt_start_time": f"{_utc(seconds)}.{rest:09d}Z"}
+    leader = server_of(await api.request(f"STREAM.INFO.{stream}"))
+    for _ in range(MOST_PLACES):
+        name = secrets.token_hex(8)
+        # The consumer's start position is the answer. It is deleted without a pull.
+        info = await _make(api, stream, name, _config(name, budget_of(api.nc).inactivity) | start)
+        await _delete(api, stream, name)
+        if not may_lag(server_of(info), leader):
+            return int(info["delivered"]["stream_seq"]) + 1
+    raise not_on_leader(stream, leader)
 
 
 def _utc(seconds: int) -> str:
