@@ -54,17 +54,20 @@ class ServeMonitor:
     advertise: str | None = None
 
     @asynccontextmanager
-    async def serving(self, started: asyncio.Future[Sequence[str]]) -> AsyncIterator[Pages]:
+    async def serving(
+        self, started: asyncio.Future[Sequence[str]], http: asyncio.Future[str]
+    ) -> AsyncIterator[Pages]:
         """Take samples while the block runs, and yield the pages for the HTTP server.
 
         Args:
             started: Completed with the addresses of the gateways when they serve clients.
+            http: Completed with the address of the HTTP server, whose metrics are shown.
         """
         from liftenvelope.monitor import Collector
         from liftenvelope.monitor.server import MonitorLink, MonitorPages, taking_samples
 
         link = MonitorLink()
-        collector = Collector(lambda: self._sampler(link, started), kind="liftbridge")
+        collector = Collector(lambda: self._sampler(link, started, http), kind="liftbridge")
         pages = MonitorPages(
             collector,
             link=link,
@@ -79,14 +82,17 @@ class ServeMonitor:
 
     @asynccontextmanager
     async def _sampler(
-        self, link: MonitorLink, started: asyncio.Future[Sequence[str]]
+        self, link: MonitorLink, started: asyncio.Future[Sequence[str]], http: asyncio.Future[str]
     ) -> AsyncIterator[Sampler]:
         from liftenvelope.client import connect
+        from liftenvelope.monitor.gateways import with_gateways
 
         addresses = [self.advertise] if self.advertise else list(await asyncio.shield(started))
         async with connect(addresses, tls=self.tls_context(), timeout=_TIMEOUT) as client:
-            with link.to_liftbridge(client) as sampler:
-                yield sampler
+            metrics = f"http://{await asyncio.shield(http)}/metrics"
+            with link.to_liftbridge(client) as own:
+                async with with_gateways(own, [metrics]) as sampler:
+                    yield sampler
 
     def tls_context(self) -> ssl.SSLContext | None:
         """Return the TLS context for the next connection, with the present files.

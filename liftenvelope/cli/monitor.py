@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -34,6 +34,12 @@ _ADDRESS: Final = "127.0.0.1:8040"
     default=2.0,
     show_default=True,
     help="Time between two samples.",
+)
+@click.option(
+    "--gateway-metrics",
+    multiple=True,
+    metavar="URL",
+    help="Metrics of a gateway to show, such as http://127.0.0.1:9293/metrics of serve --http; repeatable.",
 )
 @click.option("--no-payloads", is_flag=True, help="Show no payloads, keys and headers.")
 @click.option(
@@ -78,6 +84,7 @@ async def monitor(
     servers: CommandServers,
     http: str,
     interval: float,
+    gateway_metrics: tuple[str, ...],
     no_payloads: bool,
     allow_changes: bool,
     token: str,
@@ -92,16 +99,18 @@ async def monitor(
     """
     require("aiohttp", "monitor")
     from liftenvelope.monitor import Collector
+    from liftenvelope.monitor.gateways import metrics_url
     from liftenvelope.monitor.server import MonitorAccess, MonitorLink, MonitorPages
     from liftenvelope.rpc.address import parse_address
 
     address = parse_address(http, any_port=True)
     access = MonitorAccess(token=token, user_header=user_header, hosts=hosts)
     access.check(address.host)
+    urls = [metrics_url(url) for url in gateway_metrics]
     start_logging("info", log_format, "warn")
     link = MonitorLink()
     kind = "jetstream" if servers.is_jetstream else "liftbridge"
-    collector = Collector(lambda: _sampler(servers, link), kind=kind, interval=interval)
+    collector = Collector(lambda: _sampler(servers, link, urls), kind=kind, interval=interval)
     pages = MonitorPages(
         collector,
         link=link,
@@ -138,8 +147,20 @@ async def _note_failure(collector: Collector) -> None:
 
 
 @asynccontextmanager
-async def _sampler(servers: CommandServers, link: MonitorLink) -> AsyncIterator[Sampler]:
+async def _sampler(servers: CommandServers, link: MonitorLink, urls: Sequence[str]) -> AsyncIterator[Sampler]:
     """Connect, and lend the connection to the samples and to what pages ask for."""
+    from liftenvelope.monitor.gateways import with_gateways
+
+    async with _servers_sampler(servers, link) as sampler:
+        if urls:
+            async with with_gateways(sampler, urls) as both:
+                yield both
+        else:
+            yield sampler
+
+
+@asynccontextmanager
+async def _servers_sampler(servers: CommandServers, link: MonitorLink) -> AsyncIterator[Sampler]:
     if servers.is_jetstream:
         async with servers.jetstream() as js:
             with link.to_jetstream(js) as sampler:

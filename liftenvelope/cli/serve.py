@@ -121,9 +121,11 @@ async def _serve(serving: Serving, monitor: ServeMonitor | None) -> None:
         started.set_result([gateway.address])
         _say(serving, [gateway.address], url)
 
-    started: asyncio.Future[Sequence[str]] = asyncio.get_running_loop().create_future()
-    async with _pages(monitor, started) as pages:
-        await run(serving, ready, partial(_say_http, monitor), pages=pages)
+    loop = asyncio.get_running_loop()
+    started: asyncio.Future[Sequence[str]] = loop.create_future()
+    http: asyncio.Future[str] = loop.create_future()
+    async with _pages(monitor, started, http) as pages:
+        await run(serving, ready, partial(_say_http, monitor, http), pages=pages)
 
 
 async def _supervise(serving: Serving, configuration: Configuration, monitor: ServeMonitor | None) -> None:
@@ -136,20 +138,22 @@ async def _supervise(serving: Serving, configuration: Configuration, monitor: Se
 
     logging = {name: configuration[name] for name in ("log_level", "log_format", "nats_log_level")}
     program = Program(worker_command(), logging)
-    started: asyncio.Future[Sequence[str]] = asyncio.get_running_loop().create_future()
-    async with _pages(monitor, started) as pages:
-        say_http = partial(_say_http, monitor)
+    loop = asyncio.get_running_loop()
+    started: asyncio.Future[Sequence[str]] = loop.create_future()
+    http: asyncio.Future[str] = loop.create_future()
+    async with _pages(monitor, started, http) as pages:
+        say_http = partial(_say_http, monitor, http)
         await supervise(serving, configuration["workers"], program, ready, say_http, pages)
 
 
 @asynccontextmanager
 async def _pages(
-    monitor: ServeMonitor | None, started: asyncio.Future[Sequence[str]]
+    monitor: ServeMonitor | None, started: asyncio.Future[Sequence[str]], http: asyncio.Future[str]
 ) -> AsyncIterator[Pages]:
     if monitor is None:
         yield {}
         return
-    async with monitor.serving(started) as pages:
+    async with monitor.serving(started, http) as pages:
         yield pages
 
 
@@ -158,6 +162,7 @@ def _say(serving: Serving, addresses: list[str], url: str) -> None:
     click.echo(f"serving the Liftbridge API on {','.join(addresses)}, with the streams of {url}{where}")
 
 
-def _say_http(monitor: ServeMonitor | None, address: str) -> None:
+def _say_http(monitor: ServeMonitor | None, http: asyncio.Future[str], address: str) -> None:
+    http.set_result(address)
     more = f", and the monitor on http://{address}{MONITOR_PATH}/" if monitor is not None else ""
     _LOG.info("serving health and metrics on http://%s%s", address, more)

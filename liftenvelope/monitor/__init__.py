@@ -33,6 +33,8 @@ from liftenvelope.monitor._history import History, Series, SeriesKey
 from liftenvelope.monitor._limits import MAX_SUBJECTS, MonitorLimits
 from liftenvelope.monitor._snapshots import (
     ConsumerSample,
+    GatewayFigures,
+    GatewaySample,
     GroupSample,
     PartitionSample,
     PinSample,
@@ -47,6 +49,8 @@ __all__ = [
     "MAX_SUBJECTS",
     "Collector",
     "ConsumerSample",
+    "GatewayFigures",
+    "GatewaySample",
     "Generation",
     "GenerationHistory",
     "GroupPartition",

@@ -20,7 +20,7 @@ class MonitorAlert:
 
     Attributes:
         severity: ``error`` or ``warning``.
-        kind: ``stream``, ``consumer``, ``group``, ``broker``, ``storage`` or ``sample``.
+        kind: ``stream``, ``consumer``, ``group``, ``broker``, ``gateway``, ``storage`` or ``sample``.
         name: Name of the thing.
         text: What is wrong.
     """
@@ -41,7 +41,7 @@ def alerts(snapshot: Snapshot) -> list[MonitorAlert]:
         >>> [one.text for one in alerts(Snapshot(at=1.0, kind="liftbridge", streams={"orders": orders}))]
         ['partition 0 has no leader']
     """
-    found = [*_of_sample(snapshot), *_of_storage(snapshot), *_of_readers(snapshot)]
+    found = [*_of_sample(snapshot), *_of_storage(snapshot), *_of_gateways(snapshot), *_of_readers(snapshot)]
     for stream in snapshot.streams.values():
         found += _of_stream(stream)
     return sorted(found, key=lambda one: one.severity != "error")
@@ -69,6 +69,13 @@ def _of_storage(snapshot: Snapshot) -> Iterator[MonitorAlert]:
             yield MonitorAlert(
                 "warning", "storage", name, f"{have / most:.0%} of the account's {name} is used"
             )
+
+
+def _of_gateways(snapshot: Snapshot) -> Iterator[MonitorAlert]:
+    for one in snapshot.gateways.values():
+        if one.figures is not None and not one.figures.ready:
+            text = f"gateway is not ready: {', '.join(one.figures.unmet)}"
+            yield MonitorAlert("error", "gateway", one.id, text)
 
 
 def _of_readers(snapshot: Snapshot) -> Iterator[MonitorAlert]:

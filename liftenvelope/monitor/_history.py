@@ -14,12 +14,13 @@ from typing import Final, TypeAlias
 
 from liftenvelope.monitor._generations import GenerationHistory
 from liftenvelope.monitor._limits import MonitorLimits
-from liftenvelope.monitor._snapshots import Snapshot
+from liftenvelope.monitor._snapshots import GatewaySample, Snapshot
 
 __all__ = ["History", "Series", "SeriesKey"]
 
 #: Name of a series: ``("total",)``, ``("bytes",)``, ``("stream", name)``, ``("partition", stream, number)``,
-#: ``("consumer", stream, name)``, ``("group", name)`` or ``("member", group, topic, partition)``.
+#: ``("consumer", stream, name)``, ``("group", name)``, ``("member", group, topic, partition)`` or
+#: ``("gateway", id, figure)``.
 SeriesKey: TypeAlias = tuple[str | int, ...]
 #: Seconds over which a rate is taken.
 _WINDOW: Final = 5.0
@@ -160,6 +161,8 @@ class History:
         for group in snapshot.groups.values():
             if group.lag is not None:
                 yield _Point(("group", group.name), snapshot.at, group.lag)
+        for gateway in snapshot.gateways.values():
+            yield from _points_of_gateway(gateway)
         # Where there are too many series, those of partitions are left out.
         yield from _points_of_partitions(snapshot)
 
@@ -170,6 +173,13 @@ class History:
             self._total += max(end - self._ends.get(name, end), 0)
         self._ends = ends
         return self._total
+
+
+def _points_of_gateway(gateway: GatewaySample) -> Iterator[_Point]:
+    figures = gateway.figures
+    if figures is not None:
+        for name in ("publishes", "acks", "pending_acks", "reads"):
+            yield _Point(("gateway", gateway.id, name), figures.at, getattr(figures, name))
 
 
 def _points_of_partitions(snapshot: Snapshot) -> Iterator[_Point]:

@@ -12,6 +12,8 @@ from liftenvelope.monitor.groups import GroupPartition
 
 __all__ = [
     "ConsumerSample",
+    "GatewayFigures",
+    "GatewaySample",
     "GroupSample",
     "PartitionSample",
     "PinSample",
@@ -166,6 +168,62 @@ class GroupSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayFigures:
+    """Metrics of one gateway.
+
+    Attributes:
+        at: Time at which they were read, in seconds since 1970.
+        ready: The gateway is ready.
+        unmet: Conditions of readiness that are not met, such as ``lease`` or ``nats``.
+        led: Partitions that the gateway leads, those of internal streams included.
+        bound: Number of those whose raw NATS publishers get acks.
+        connections: Open connections of clients.
+        calls: Open calls.
+        pending_acks: Messages published by gRPC that wait for their acks.
+        raw_ack_lag: Stored messages of the led partitions that were not read for their acks yet; None if
+            JetStream did not answer.
+        reads: Open subscriptions.
+        buffered_bytes: Bytes received for subscriptions and not sent yet.
+        publishes: Messages published by gRPC since the start.
+        acks: Acks since the start, those to raw NATS publishers included.
+    """
+
+    at: float
+    ready: bool = False
+    unmet: Sequence[str] = ()
+    led: int = 0
+    bound: int = 0
+    connections: int = 0
+    calls: int = 0
+    pending_acks: int = 0
+    raw_ack_lag: int | None = None
+    reads: int = 0
+    buffered_bytes: int = 0
+    publishes: int = 0
+    acks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySample:
+    """A gateway, or a broker of a Liftbridge cluster.
+
+    Attributes:
+        id: Id of the gateway.
+        address: ``host:port`` for clients; None if only its metrics are known.
+        status: Health, such as ``serving``; None if only its metrics are known.
+        leaders: Partitions that it leads, those of internal streams left out; None if the metadata
+            of the cluster was not read.
+        figures: Its metrics; None if they are not read.
+    """
+
+    id: str
+    address: str | None = None
+    status: str | None = None
+    leaders: int | None = None
+    figures: GatewayFigures | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSample:
     """Storage of a JetStream account.
 
@@ -187,7 +245,7 @@ class SampleFault:
     """Part of a sample that could not be read.
 
     Attributes:
-        part: ``streams``, ``consumers``, ``groups``, ``storage``, or ``connection``.
+        part: ``streams``, ``consumers``, ``groups``, ``gateways``, ``storage``, or ``connection``.
         text: The reason.
     """
 
@@ -206,6 +264,7 @@ class Snapshot:
         consumers: Consumers by stream and name.
         groups: Groups by name.
         brokers: Health of each Liftbridge broker, by ``host:port``.
+        gateways: Gateways and Liftbridge brokers by id.
         storage: Storage of the JetStream account; None if unknown.
         missing: JetStream streams of which no server answered: they have no leader, or it is cut off.
         left_out: Number of streams beyond the limit, which are not in the sample.
@@ -219,6 +278,7 @@ class Snapshot:
     consumers: Mapping[tuple[str, str], ConsumerSample] = field(default_factory=dict)
     groups: Mapping[str, GroupSample] = field(default_factory=dict)
     brokers: Mapping[str, str] = field(default_factory=dict)
+    gateways: Mapping[str, GatewaySample] = field(default_factory=dict)
     storage: StorageSample | None = None
     missing: Sequence[str] = ()
     left_out: int = 0

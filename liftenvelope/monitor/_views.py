@@ -14,7 +14,7 @@ from liftenvelope.monitor._alerts import alerts
 from liftenvelope.monitor._generations import Generation
 from liftenvelope.monitor._history import History, SeriesKey
 from liftenvelope.monitor._reading import MessagePage
-from liftenvelope.monitor._snapshots import ConsumerSample, GroupSample, Snapshot, StreamSample
+from liftenvelope.monitor._snapshots import ConsumerSample, GatewaySample, GroupSample, Snapshot, StreamSample
 from liftenvelope.monitor.messages import Received
 
 __all__ = ["Json", "View", "messages_json"]
@@ -23,6 +23,8 @@ Json: TypeAlias = bool | int | float | str | Sequence["Json"] | dict[str, "Json"
 #: Alerts, rows and plotted lines of a page.
 _MAX_ALERTS: Final = 200
 _MAX_LINES: Final = 16
+#: Partitions of a gateway's page.
+_MAX_LED: Final = 500
 #: Bytes of a payload, a key and a header that a page gets, and headers.
 _PAYLOAD: Final = 4 * 1024
 _KEY: Final = 256
@@ -36,7 +38,7 @@ class View:
     A reader that is slow gets the newest state when it is ready: nothing is queued.
 
     Args:
-        page: ``streams``, ``readers``, ``stream``, ``consumer`` or ``group``.
+        page: ``streams``, ``readers``, ``stream``, ``consumer``, ``group``, ``gateways`` or ``gateway``.
         names: Names of what the page shows.
     """
 
@@ -68,6 +70,8 @@ class View:
             "stream": self._stream,
             "consumer": self._consumer,
             "group": self._group,
+            "gateways": self._gateways,
+            "gateway": self._gateway,
         }
         return out | parts[self._page](snapshot, history)
 
@@ -143,6 +147,37 @@ class View:
             "series": [self._points(history, "group", name), *lines],
         }
 
+    def _gateways(self, snapshot: Snapshot, history: History) -> dict[str, Json]:
+        gateways = snapshot.gateways.values()
+        plotted = [one.id for one in gateways if one.figures is not None][:_MAX_LINES]
+        return {
+            "gateways": [_gateway_json(one, history) for one in gateways],
+            "series": [self._points(history, "gateway", name, "pending_acks") for name in plotted],
+        }
+
+    def _gateway(self, snapshot: Snapshot, history: History) -> dict[str, Json]:
+        (name,) = self._names
+        gateway = snapshot.gateways.get(name)
+        if gateway is None:
+            return {"gone": True}
+        led = [
+            [stream.name, part.number, part.end, part.in_sync, part.replicas]
+            for stream in snapshot.streams.values()
+            for part in stream.partitions
+            if part.leader == name
+        ]
+        return {
+            "gateway": _gateway_json(gateway, history),
+            "led": led[:_MAX_LED],
+            "more_led": max(len(led) - _MAX_LED, 0),
+            "series": [
+                self._rates(history, "gateway", name, "publishes"),
+                self._rates(history, "gateway", name, "acks"),
+                self._points(history, "gateway", name, "pending_acks"),
+                self._points(history, "gateway", name, "reads"),
+            ],
+        }
+
     # Series: only the points that were not sent yet.
 
     def _points(self, history: History, *key: str | int) -> Json:
@@ -177,6 +212,7 @@ def _head(snapshot: Snapshot, history: History) -> Json:
         "streams": len(snapshot.streams),
         "consumers": len(snapshot.consumers),
         "groups": len(snapshot.groups),
+        "gateways": len(snapshot.gateways),
         "messages": sum(messages) if messages else None,
         "bytes": sum(sizes) if sizes else None,
         "max_bytes": None if storage is None else storage.max_disk,
@@ -248,6 +284,34 @@ def _group_json(group: GroupSample) -> Json:
             for row in group.partitions
         ],
     }
+
+
+def _gateway_json(one: GatewaySample, history: History) -> Json:
+    found: dict[str, Json] = {
+        "id": one.id,
+        "address": one.address,
+        "status": one.status,
+        "leads": one.leaders,
+        "figures": None,
+    }
+    figures = one.figures
+    if figures is not None:
+        found["leads"] = figures.led if one.leaders is None else one.leaders
+        found["figures"] = {
+            "ready": figures.ready,
+            "unmet": list(figures.unmet),
+            "led": figures.led,
+            "bound": figures.bound,
+            "connections": figures.connections,
+            "calls": figures.calls,
+            "pending": figures.pending_acks,
+            "ack_lag": figures.raw_ack_lag,
+            "reads": figures.reads,
+            "buffered": figures.buffered_bytes,
+            "publishes": history.rate("gateway", one.id, "publishes"),
+            "acks": history.rate("gateway", one.id, "acks"),
+        }
+    return found
 
 
 def _generation_json(one: Generation) -> Json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -12,6 +13,7 @@ from liftenvelope.errors import LiftEnvelopeError, NoSuchStreamError
 from liftenvelope.monitor._limits import MAX_SUBJECTS, MonitorLimits
 from liftenvelope.monitor._parts import RoundRobin, each, fault_of, steady_clock
 from liftenvelope.monitor._snapshots import (
+    GatewaySample,
     GroupSample,
     PartitionSample,
     SampleFault,
@@ -80,6 +82,7 @@ class LiftbridgeSampler:
             streams=streams,
             groups=self._groups,
             brokers=self._brokers,
+            gateways=self._gateways(metadata),
             left_out=len(names) - len(kept),
             faults=self._faults,
             took=self._clock() - at,
@@ -127,6 +130,23 @@ class LiftbridgeSampler:
     async def _check_brokers(self) -> None:
         found = await self._client.check_health(timeout=_SHORT)
         self._brokers = {address: status.name.lower() for address, status in found.items()}
+
+    def _gateways(self, metadata: Metadata) -> dict[str, GatewaySample]:
+        leaders = Counter(
+            part.leader
+            for name, stream in metadata.streams.items()
+            if not name.startswith("__")
+            for part in stream.partitions.values()
+        )
+        return {
+            one.id: GatewaySample(
+                id=one.id,
+                address=one.address,
+                status=self._brokers.get(one.address),
+                leaders=leaders[one.id],
+            )
+            for one in metadata.brokers.values()
+        }
 
     # Groups
 

@@ -59,7 +59,15 @@ _TYPES: Final = {
     "LICENSE": "text/plain",
 }
 #: Pages that are kept up to date, and the number of names in the address of each.
-_PAGES: Final = {"streams": 0, "readers": 0, "stream": 1, "consumer": 2, "group": 1}
+_PAGES: Final = {
+    "streams": 0,
+    "readers": 0,
+    "stream": 1,
+    "consumer": 2,
+    "group": 1,
+    "gateways": 0,
+    "gateway": 1,
+}
 #: Readers, connections, reads of messages at once, and messages of a read.
 _MAX_READERS: Final = 32
 _MAX_CONNECTIONS: Final = 128

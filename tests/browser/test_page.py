@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
 from selenium import webdriver
 
 from liftenvelope import new_message
+from liftenvelope.client import connect
 from liftenvelope.jetstream import ConsumerConfig, JetStream, StreamConfig
 from liftenvelope.testing import NatsServer, run_nats_server
-from tests.browser.conftest import Keys, Page, jetstream, monitoring
+from tests.browser.conftest import PATIENCE, Keys, Page, jetstream, monitoring
 
 #: Text that would run if it became HTML, and a character that reverses what follows.
 SCRIPT = "<img/src=x/onerror=window.hacked=1><script>window.hacked=1</script>"
@@ -249,3 +255,72 @@ def test_login_by_the_form(driver: webdriver.Chrome, server: NatsServer) -> None
         page.press(*"a token of the test", Keys.ENTER)
         page.wait_text("No alerts")
         assert page.complaints() == []
+
+
+async def _use(address: str, ready: threading.Event, ended: threading.Event) -> None:
+    """Publish to a gateway and read from it until the end."""
+    async with connect(address) as client:
+        for name in ("orders", "payments"):
+            await client.create_stream(name, name, partitions=2)
+        async with client.subscribe("orders"), client.subscribe("orders", partition=1):
+            while not ended.is_set():
+                await client.publish("payments", b"12 EUR")
+                ready.set()
+                await asyncio.sleep(0.02)
+
+
+@contextmanager
+def _gateway() -> Iterator[tuple[str, str]]:
+    """Run a gateway that is used; yield its address and that of its metrics."""
+    command = [sys.executable, "-m", "liftenvelope", "serve", "--nats", "", "--id", "gateway-1"]
+    with run_nats_server(jetstream=True) as server:
+        command[5] = server.url
+        command += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log-format", "json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            try:
+                for line in process.stderr:
+                    if "serving health and metrics on " in line:
+                        break
+                metrics = json.loads(line)["message"].rpartition(" ")[2]
+                address = process.stdout.readline().split(" on ")[1].partition(",")[0]
+                yield address, metrics
+            finally:
+                process.terminate()
+                process.communicate()
+
+
+def test_pages_of_gateways(driver: webdriver.Chrome) -> None:
+    ready, ended = threading.Event(), threading.Event()
+    with _gateway() as (address, metrics):
+        thread = threading.Thread(target=lambda: asyncio.run(_use(address, ready, ended)))
+        thread.start()
+        try:
+            assert ready.wait(PATIENCE)
+            with monitoring(f"liftbridge://{address}", "--gateway-metrics", metrics) as url:
+                page = Page(driver, url)
+                page.open()
+                page.wait(
+                    lambda: page.run("return !document.getElementById('gateways-link').hidden"), "a link"
+                )
+                page.run("document.getElementById('gateways-link').click()")
+                page.wait(lambda: page.tile("Open reads").startswith("2"), "the open reads")
+                page.wait(lambda: page.tile("Partitions led") == "4", "the leaders")
+                page.wait(lambda: page.tile("Acks")[0] in "123456789", "the rate of acks")
+                page.wait(page.pixels, "a plot")
+                assert page.run("return document.querySelectorAll('.rows tbody tr').length") == 1
+                page.open("#/gateways", width=390, height=844)
+                page.wait_text("gateway-1")
+                assert page.run("return document.documentElement.scrollWidth") == 390
+                page.open("#/gateway/gateway-1", height=1000)
+                page.wait_text("payments")
+                before = page.wait(page.pixels, "a plot")
+                page.wait(lambda: page.pixels() != before, "a new plot")
+                assert page.run("return document.querySelectorAll('.plot canvas').length") == 2
+                assert page.run("return document.querySelectorAll('.rows tbody tr').length") == 4
+                page.shoot("monitor-gateway")
+                assert page.complaints() == []
+        finally:
+            ended.set()
+            thread.join()

@@ -1,16 +1,19 @@
 // Chooses the page by the part of the address after "#", and keeps it up to date by server-sent events.
 
 import { count, el, put, visible } from "./dom.js";
+import { GatewayPage, GatewaysPage } from "./gateways.js";
 import { ConsumerPage, GroupPage, ReadersPage } from "./readers.js";
 import { StreamPage, StreamsPage } from "./streams.js";
 
-const PAGES = { streams: StreamsPage, readers: ReadersPage, stream: StreamPage, consumer: ConsumerPage, group: GroupPage };
-const NAMES = { streams: 0, readers: 0, stream: 1, consumer: 2, group: 1 };
+const PAGES = { streams: StreamsPage, readers: ReadersPage, stream: StreamPage, consumer: ConsumerPage, group: GroupPage, gateways: GatewaysPage, gateway: GatewayPage };
+const NAMES = { streams: 0, readers: 0, stream: 1, consumer: 2, group: 1, gateways: 0, gateway: 1 };
+const SECTIONS = { streams: "streams", stream: "streams", gateways: "gateways", gateway: "gateways" };
 const RETRY = 2000;
 const LATE = 15000;
 
 const main = document.getElementById("main");
 const live = document.getElementById("live");
+const gateways = document.getElementById("gateways-link");
 const badge = document.getElementById("alert-count");
 let about = { where: "", payloads: true };
 let page = null, source = null, retry = null, heard = 0, failing = false;
@@ -37,8 +40,7 @@ function open() {
   main.replaceChildren(page.root);
   document.title = (names.length ? visible(names.join(" / ")) + " – " : "") + "liftenvelope monitor";
   for (const anchor of document.querySelectorAll("nav a")) {
-    const section = name === "streams" || name === "stream" ? "streams" : "readers";
-    if (anchor.dataset.page === section) anchor.setAttribute("aria-current", "page");
+    if (anchor.dataset.page === (SECTIONS[name] ?? "readers")) anchor.setAttribute("aria-current", "page");
     else anchor.removeAttribute("aria-current");
   }
   follow(name, names);
@@ -68,6 +70,7 @@ function receive(state) {
   const many = state.alerts.length + state.more_alerts;
   badge.hidden = many === 0;
   put(badge, many === 1 ? "1 alert" : count(many) + " alerts");
+  gateways.hidden = state.head.gateways === 0;
   page.update(state);
 }
 

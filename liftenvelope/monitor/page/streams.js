@@ -24,7 +24,7 @@ export class Alerts {
     this.shown = shown;
     if (found.length === 0) { this.root.replaceChildren(el("p", { class: "calm" }, "No alerts")); return; }
     const lines = found.slice(0, 8).map(([severity, kind, name, text]) => {
-      const target = kind === "stream" ? link("stream", name) : kind === "group" ? link("group", name) : null;
+      const target = kind === "stream" ? link("stream", name) : kind === "group" ? link("group", name) : kind === "gateway" ? link("gateway", name) : null;
       const label = target ? el("a", { href: target }, visible(name)) : visible(kind === "sample" ? "" : name);
       return el("li", { class: severity }, el("span", { class: "kind" }, severity), label, " ", visible(text));
     });

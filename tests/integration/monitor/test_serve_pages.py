@@ -43,12 +43,13 @@ async def served(
     """A gateway with the pages, a session that asks the HTTP server, and the gateway's address."""
     options = {"gateway": {"limits": Limits(**limits), "broker_ttl": 60.0}, **(more or {})}
     serving = Serving(nats_url=server.url, http="127.0.0.1:0", drain=60.0, **options)
-    started: asyncio.Future[Sequence[str]] = asyncio.get_running_loop().create_future()
-    addresses: list[str] = []
+    loop = asyncio.get_running_loop()
+    started: asyncio.Future[Sequence[str]] = loop.create_future()
+    http: asyncio.Future[str] = loop.create_future()
     async with (
-        monitor.serving(started) as pages,
-        running_gateway(serving, addresses.append, pages=pages) as (running, _),
-        aiohttp.ClientSession(f"http://{addresses[0]}/", timeout=aiohttp.ClientTimeout(60)) as session,
+        monitor.serving(started, http) as pages,
+        running_gateway(serving, http.set_result, pages=pages) as (running, _),
+        aiohttp.ClientSession(f"http://{await http}/", timeout=aiohttp.ClientTimeout(60)) as session,
     ):
         started.set_result([running.address])
         yield session, running.address
@@ -208,10 +209,11 @@ async def test_command_with_workers_serves_the_pages(server: NatsServer, tmp_pat
         known = {"Authorization": f"Bearer {TOKEN}"}
         async with aiohttp.ClientSession(url, headers=known) as session, asyncio.timeout(240):
             assert await key_of(session)
-            async with session.get("api/events?page=streams") as answer:
+            async with session.get("api/events?page=gateways") as answer:
                 async for part in answer.content:
-                    state = json.loads(part[6:]) if part.startswith(b"data: ") else {"head": None}
-                    if state["head"] and len(state["head"]["brokers"]) == 2:
+                    state = json.loads(part[6:]) if part.startswith(b"data: ") else {}
+                    rows = state.get("gateways", ())
+                    if len(rows) == 2 and all(row["figures"] for row in rows):
                         break
     finally:
         process.send_signal(signal.SIGTERM)
