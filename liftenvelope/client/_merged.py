@@ -58,6 +58,12 @@ class MergedSubscription(MessageReader):
         """
         return {(part.stream, part.partition): part.position for part in self._parts} | self._left()
 
+    @property
+    def buffered(self) -> int:
+        """Number of messages received and not yet handed out."""
+        ready = sum(len(payloads) for payloads, _ in tuple(self._ready))
+        return super().buffered + ready + sum(part.buffered for part in self._parts)
+
     def _left(self) -> dict[tuple[str, int], int]:
         """Return the offsets of the first messages that were received and not handed out, or were dropped."""
         kept: dict[tuple[str, int], int] = {}

@@ -57,6 +57,11 @@ class MessageReader:
         """True if the read has ended or was closed, and every message was handed out."""
         return self._over and not self._buffer and not self._unread
 
+    @property
+    def buffered(self) -> int:
+        """Number of messages received and not yet handed out."""
+        return len(self._buffer) + len(self._unread)
+
     def _kept(self) -> Iterator[Message]:
         """Yield the messages that were received and not handed out, the next one first."""
         yield from reversed(self._buffer)

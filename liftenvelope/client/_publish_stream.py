@@ -407,7 +407,8 @@ class PublishStreams:
     @property
     def count(self) -> int:
         """Number of messages without an outcome."""
-        return sum(len(lane.flight.pending) for lane in self._lanes.values()) + len(self._tasks)
+        # A copy: a thread that exports metrics reads while the event loop adds lanes.
+        return sum(len(lane.flight.pending) for lane in list(self._lanes.values())) + len(self._tasks)
 
     @property
     def is_full(self) -> bool:

@@ -105,6 +105,9 @@ class BlockingSubscription(BlockingReader):
     @property
     def finished(self) -> bool:
         """True if the read has ended or was closed, and every message was handed out."""
+    @property
+    def buffered(self) -> int:
+        """Number of messages received and not yet handed out."""
     def open(self) -> Self:
         """Subscribe; ``with`` does it.
 
@@ -202,6 +205,9 @@ class BlockingMergedSubscription(BlockingReader):
     @property
     def finished(self) -> bool:
         """True if the read has ended or was closed, and every message was handed out."""
+    @property
+    def buffered(self) -> int:
+        """Number of messages received and not yet handed out."""
     def open(self) -> Self:
         """Subscribe to every partition; ``with`` does it.
 
@@ -507,6 +513,9 @@ class BlockingClient(Blocking):
     @property
     def reconnects(self) -> int:
         """Number of connections to brokers that were made in place of one that was lost."""
+    @property
+    def publish_async_pending(self) -> int:
+        """Number of messages of :meth:`publish_async` and :meth:`publish_many` without an outcome."""
     def publish(
         self,
         stream: str,

@@ -75,6 +75,11 @@ class Client:
         """Number of connections to brokers that were made in place of one that was lost."""
         return self._context.cluster.connections.reconnects
 
+    @property
+    def publish_async_pending(self) -> int:
+        """Number of messages of :meth:`publish_async` and :meth:`publish_many` without an outcome."""
+        return self._publisher.streams.count
+
     def __await__(self) -> Generator[Any, None, Self]:
         return self.__aenter__().__await__()
 

@@ -220,6 +220,11 @@ class Consumption:
         """
         _stop(self._feed, nak, unpin)
 
+    @property
+    def buffered(self) -> int:
+        """Number of messages received and not yet given to the handler."""
+        return self._feed.buffered
+
     async def aclose(self) -> None:
         """Stop, and wait for a running handler.
 

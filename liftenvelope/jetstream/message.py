@@ -21,7 +21,16 @@ from liftenvelope.nats.link import Link
 if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api
 
-__all__ = ["AckSender", "Message", "MessageMetadata", "Recorder", "sequences_of", "stored_at", "stored_times"]
+__all__ = [
+    "AckSender",
+    "Message",
+    "MessageMetadata",
+    "Recorder",
+    "deliveries_of",
+    "sequences_of",
+    "stored_at",
+    "stored_times",
+]
 
 ACK: Final = b"+ACK"
 NAK: Final = b"-NAK"
@@ -163,6 +172,25 @@ def sequences_of(reply: str) -> tuple[int, int]:
     start = _numbers_at(reply, tokens)
     try:
         return int(tokens[start + 1]), int(tokens[start + 2])
+    except ValueError:
+        raise _not_a_consumers(reply) from None
+
+
+def deliveries_of(reply: str) -> int:
+    """Return how often a message was delivered, this delivery included.
+
+    Like :func:`sequences_of`, it reads and checks no other number.
+
+    Raises:
+        UsageError: The message does not come from a consumer.
+
+    Example:
+        >>> deliveries_of("$JS.ACK.S.C.1.7.3.0.2")
+        1
+    """
+    tokens = reply.split(".")
+    try:
+        return int(tokens[_numbers_at(reply, tokens)])
     except ValueError:
         raise _not_a_consumers(reply) from None
 

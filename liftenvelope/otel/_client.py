@@ -11,6 +11,8 @@ from opentelemetry import context as context_api
 
 from liftenvelope.otel import _conventions as names
 from liftenvelope.otel._batches import end_batch
+from liftenvelope.otel._buffered import buffered
+from liftenvelope.otel._outstanding import outstanding
 from liftenvelope.otel._propagation import added
 from liftenvelope.otel._publishing import Publish
 from liftenvelope.otel._reconnects import reconnects
@@ -52,7 +54,10 @@ def _opened(original: Callable[..., Any]) -> Callable[..., Any]:
 def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **options: Any) -> Any:
         reconnects.watch(self)
-        return original(self, *args, **options)
+        made = original(self, *args, **options)
+        if hasattr(made, "buffered"):  # a member of a group does not tell
+            buffered.watch(made)
+        return made
 
     return call
 
@@ -75,6 +80,7 @@ def _publish_async(telemetry: Telemetry, original: Callable[..., Any]) -> Callab
         if not (telemetry.applies and isinstance(to, str)):
             return await original(self, to, value, headers=headers, **options)
         reconnects.watch(self)
+        outstanding.watch(self)
         one = Publish(telemetry, telemetry.scene(names.PUBLISH, to), value, headers, str.encode)
         future = await one.call_async(partial(original, self, to, value, **options))
         one.end_with(future)
@@ -89,6 +95,7 @@ def _publish_many(telemetry: Telemetry, original: Callable[..., Any]) -> Callabl
         if not (telemetry.applies and is_source) or isinstance(messages, str | bytes | bytearray | Mapping):
             return original(self, stream, messages, **options)
         reconnects.watch(self)
+        outstanding.watch(self)
         run = _ManyPublish(telemetry, stream, context_api.get_current())
         source = _AsyncItems(run, messages) if isinstance(messages, AsyncIterable) else _Items(run, messages)
         many = original(self, stream, source, **options)

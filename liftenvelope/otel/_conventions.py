@@ -12,6 +12,9 @@ from opentelemetry.trace import SpanKind
 
 __all__ = ["Operation"]
 
+#: Schema of the conventions, which tells a backend what the names mean.
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
+
 SYSTEM: Final = "messaging.system"
 OPERATION_NAME: Final = "messaging.operation.name"
 OPERATION_TYPE: Final = "messaging.operation.type"

@@ -14,6 +14,7 @@ from opentelemetry.trace import TracerProvider
 from liftenvelope._checks import as_count, require
 from liftenvelope.errors import MissingExtraError, UsageTypeError
 from liftenvelope.otel._batches import patch_batches
+from liftenvelope.otel._buffered import buffered
 from liftenvelope.otel._bulk import observe_bulk, unobserve_bulk
 from liftenvelope.otel._client import patch_client
 from liftenvelope.otel._destinations import Destinations, default_template
@@ -41,7 +42,7 @@ _PARTS: Final[tuple[Callable[[Patches, Telemetry], None], ...]] = (
 
 
 #: Observable metrics.
-_FIGURES: Final = (outstanding, reconnects)
+_FIGURES: Final = (buffered, outstanding, reconnects)
 
 #: Methods that are replaced now.
 _patches: Final = Patches()

@@ -1,7 +1,8 @@
-"""Observable metric of publishes without an ack, over all ack inboxes and JetStream contexts."""
+"""Observable metric of publishes without an ack: ack inboxes, JetStream contexts and Liftbridge clients."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -14,7 +15,9 @@ from liftenvelope.otel._watched import Watched
 
 __all__ = ["Outstanding"]
 
-_KINDS: Final = {"ack_inbox": AckInbox, "jetstream": JetStream}
+_KINDS: Final = {AckInbox: "ack_inbox", JetStream: "jetstream"}
+#: Clients of Liftbridge, whose extra may be missing.
+_LIFTBRIDGE: Final = "liftbridge"
 
 
 class Outstanding(Watched):
@@ -25,13 +28,11 @@ class Outstanding(Watched):
     description = "Messages that were published and have no ack yet."
 
     def _figures(self, owners: list[Any]) -> Iterator[Observation]:
-        for name, kind in _KINDS.items():
-            found = [owner for owner in owners if isinstance(owner, kind)]
-            if found:
-                yield Observation(
-                    sum(_outstanding_of(owner) for owner in found),
-                    {names.SYSTEM: names.NATS, "liftenvelope.publisher": name},
-                )
+        sums: Counter[str] = Counter()
+        for owner in owners:
+            sums[_KINDS.get(type(owner), _LIFTBRIDGE)] += _outstanding_of(owner)
+        for name, count in sums.items():
+            yield Observation(count, {names.SYSTEM: names.NATS, "liftenvelope.publisher": name})
 
 
 def _outstanding_of(owner: Any) -> int:

@@ -126,6 +126,7 @@ def traced_handler(
             return handler(message)
         started = _start(telemetry, (message,), group, nc)
         telemetry.count_consumed(started.scene)
+        telemetry.note_deliveries(started.scene, (message,))
         with _current(started):
             work = handler(message)
         if work is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from liftenvelope.otel import _conventions as names
+from liftenvelope.otel._buffered import buffered
 from liftenvelope.otel._conventions import Operation
 from liftenvelope.otel._processing import traced_handler
 
@@ -88,6 +89,7 @@ def _next(telemetry: Telemetry, original: Callable[..., Any]) -> Callable[..., A
 def _messages(origins: WeakKeyDictionary[Any, _Origin], original: Callable[..., Any]) -> Callable[..., Any]:
     def messages(self: Any, **options: Any) -> Any:
         made = original(self, **options)
+        buffered.watch(made)
         origins[made] = _origin_of(self)
         return made
 
@@ -113,7 +115,9 @@ def _consume(telemetry: Telemetry, original: Callable[..., Any]) -> Callable[...
         if callable(handler) and telemetry.applies:
             origin = _origin_of(self)
             handler = traced_handler(telemetry, handler, origin.group, origin.nc)
-        return await original(self, handler, **options)
+        made = await original(self, handler, **options)
+        buffered.watch(made)
+        return made
 
     return consume
 

@@ -22,7 +22,11 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
+from liftenvelope.jetstream import Message as JetStreamMessage
+from liftenvelope.jetstream import MessageMetadata
+from liftenvelope.jetstream.message import deliveries_of
 from liftenvelope.otel import _conventions as names
+from liftenvelope.otel._buffered import buffered
 from liftenvelope.otel._conventions import Operation
 from liftenvelope.otel._destinations import Destinations
 from liftenvelope.otel._outstanding import outstanding
@@ -125,7 +129,7 @@ class Telemetry:
     def __init__(self, options: TelemetryOptions) -> None:
         self.options = options
         self.is_on = True
-        self._tracer = trace.get_tracer(_SCOPE, __version__, options.tracer_provider)
+        self._tracer = trace.get_tracer(_SCOPE, __version__, options.tracer_provider, names.SCHEMA_URL)
         self._instruments = _Instruments(options.meter_provider)
         self._scenes: dict[tuple[Operation, str, str, _Server], Scene] = {}
 
@@ -211,6 +215,7 @@ class Telemetry:
         The span is made when its messages, and so its links, are known. Samplers see the links then.
         """
         self._instruments.consumed.add(len(messages), scene.metrics)
+        self.note_deliveries(scene, messages)
         if not self.options.receive_spans:
             return
         if len(messages) != 1 or scene.operation is names.FETCH:
@@ -293,6 +298,24 @@ class Telemetry:
         """Count messages that were handed to the application without a span."""
         self._instruments.consumed.add(count, scene.metrics)
 
+    def note_deliveries(self, scene: Scene, messages: Sequence[Any]) -> None:
+        """Count redelivered messages, and note what their consumer has left to deliver."""
+        if not isinstance(messages[-1], JetStreamMessage):
+            return  # only consumers of JetStream tell
+        try:
+            again = sum(deliveries_of(message.reply) > 1 for message in messages)
+            last = MessageMetadata.from_reply(messages[-1].reply)
+        except UsageError:
+            return  # made by the application
+        if again:
+            self._instruments.redelivered.add(again, scene.metrics)
+        # By the stream, because a handler's destination is the subject of its message.
+        stream = self.options.destinations.find(last.stream)
+        attributes = {names.SYSTEM: names.NATS, names.DESTINATION: stream.label}
+        if group := scene.metrics.get(names.GROUP):
+            attributes[names.GROUP] = str(group)
+        self._instruments.lag.set(last.num_pending, attributes)
+
 
 @dataclass(slots=True)
 class Active:
@@ -313,8 +336,8 @@ class _Instruments:
     """Metrics of the conventions."""
 
     def __init__(self, provider: MeterProvider | None) -> None:
-        meter = metrics.get_meter(_SCOPE, __version__, provider)
-        for figures in (outstanding, reconnects):
+        meter = metrics.get_meter(_SCOPE, __version__, provider, names.SCHEMA_URL)
+        for figures in (buffered, outstanding, reconnects):
             figures.register(meter, provider)
         self.duration = meter.create_histogram(
             "messaging.client.operation.duration",
@@ -337,6 +360,16 @@ class _Instruments:
             "messaging.client.consumed.messages",
             unit="{message}",
             description="Number of messages that were delivered to the application.",
+        )
+        self.redelivered = meter.create_counter(
+            "liftenvelope.client.redelivered.messages",
+            unit="{message}",
+            description="Messages handed to the application that were delivered before.",
+        )
+        self.lag = meter.create_gauge(
+            "liftenvelope.consumer.lag",
+            unit="{message}",
+            description="Messages that the consumer had left to deliver after the last one received.",
         )
 
 

@@ -19,7 +19,7 @@ from liftenvelope.group import Coordinator, GroupConsumer, JetStreamTopic, Liftb
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.nats import AckInbox
 from liftenvelope.nats.closing import close_connection
-from liftenvelope.testing import GatewayCluster
+from liftenvelope.testing import FaultProxy, GatewayCluster
 from tests.integration.conftest import connect, until
 
 from .recording import Recording
@@ -268,3 +268,36 @@ async def test_trace_goes_through_a_group_over_nats(
     assert len(received) == 4
     assert {trace for span in received for trace in linked(span)} == published
     assert {span.name for span in received} == {f"receive J-{name}", f"receive {name}"}
+
+
+async def test_outstanding_publishes_of_a_client_are_observed(
+    gateway_server: GatewayCluster, recording: Recording, name: str
+) -> None:
+    metric = "liftenvelope.publish.outstanding"
+    address = gateway_server.addresses[0]
+    with FaultProxy(address) as proxy:
+        async with liftenvelope.connect(proxy.address, address_map={address: proxy.address}) as client:
+            await client.create_stream(name, name)
+            await (await client.publish_async(name, b"0"))
+            assert recording.total(metric, liftenvelope_publisher="liftbridge") == 0
+            proxy.stall()
+            waiting = [await client.publish_async(name, b"1") for _ in range(3)]
+            assert client.publish_async_pending == 3
+            assert recording.total(metric, liftenvelope_publisher="liftbridge") == 3
+            proxy.resume()
+            await asyncio.gather(*waiting)
+            assert recording.total(metric, liftenvelope_publisher="liftbridge") == 0
+
+
+@pytest.mark.parametrize("partition", [0, "all"])
+async def test_buffered_messages_of_a_subscription_are_observed(
+    client: liftenvelope.Client, recording: Recording, name: str, partition: Any
+) -> None:
+    metric = "liftenvelope.consumer.buffered"
+    await client.create_stream(name, name, partitions=2)
+    for number in range(5):
+        await client.publish(name, b"%d" % number, partition=0)
+    async with client.subscribe(name, partition=partition, start="earliest") as messages:
+        await anext(messages)
+        await until(lambda: messages.buffered == 4)
+        assert recording.total(metric, liftenvelope_reader="liftbridge") == 4

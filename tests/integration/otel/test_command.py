@@ -137,6 +137,7 @@ def test_program_that_knows_nothing_of_telemetry_is_traced_by_the_command(
     assert processed.parent_span_id == published.span_id
     assert collector.metrics.names == {
         "liftenvelope.client.reconnects",
+        "liftenvelope.consumer.lag",
         "liftenvelope.publish.outstanding",
         "messaging.client.consumed.messages",
         "messaging.client.operation.duration",

@@ -15,6 +15,7 @@ from liftenvelope import otel
 from liftenvelope.envelope import new_message
 from liftenvelope.errors import CallTimeoutError, ConsumerDeletedError, UsageError
 from liftenvelope.jetstream import Consumer, ConsumerConfig, JetStream, Message, StreamConfig
+from liftenvelope.jetstream.message import Recorder
 from liftenvelope.nats import accelerate
 from tests.integration.conftest import until
 
@@ -294,3 +295,59 @@ async def test_receive_spans_can_be_left_out(js_nc: Client, name: str) -> None:
             await consumer.fetch(1, expires=60)
         assert len(recording.spans()) == 2
         assert recording.total("messaging.client.consumed.messages") == 2
+
+
+async def test_redeliveries_and_lag_of_a_consumer(js_nc: Client, recording: Recording, name: str) -> None:
+    metric = "liftenvelope.client.redelivered.messages"
+    async with JetStream(js_nc) as js:
+        consumer = await filled(js, name, 5)
+        for message in await consumer.fetch(2):
+            message.nak()
+        assert recording.points(metric) == []
+        attributes = {
+            "messaging.system": "nats",
+            "messaging.destination.name": name,
+            "messaging.consumer.group.name": "packing",
+        }
+        assert recording.points("liftenvelope.consumer.lag") == [(attributes, 3)]
+        again = 0
+        while again < 2:
+            for message in await consumer.fetch(1):
+                again += message.metadata.num_delivered == 2
+                message.ack()
+        assert recording.total(metric, messaging_operation_name="fetch") == 2
+        await js.publish(f"{name}.new")
+        async with await consumer.consume(Message.ack):
+            await until(lambda: recording.points("liftenvelope.consumer.lag") == [(attributes, 0)])
+
+
+async def test_messages_made_by_the_application_have_no_lag(recording: Recording) -> None:
+    with otel.process(Message("a", "reply", b"1", None, Recorder())):
+        pass
+    assert recording.points("liftenvelope.consumer.lag") == []
+
+
+async def test_buffered_messages_are_observed(js_nc: Client, recording: Recording, name: str) -> None:
+    metric = "liftenvelope.consumer.buffered"
+    began, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        began.set()
+        await goes_on.wait()
+
+    def counted() -> dict[str, int]:
+        return {found["liftenvelope.reader"]: value for found, value in recording.points(metric)}
+
+    async with JetStream(js_nc) as js:
+        consumer = await filled(js, name, 5)
+        async with consumer.messages() as messages:
+            message = await messages.next()
+            await until(lambda: counted() == {"jetstream": 4})
+            assert messages.buffered == 4
+            message.ack()
+            messages.stop(nak=True)
+        async with await consumer.consume(handle) as consumption:
+            await began.wait()
+            await until(lambda: consumption.buffered == 3)
+            assert counted() == {"jetstream": 3}
+            goes_on.set()
