@@ -10,6 +10,7 @@ from liftenvelope.cli._config_changes import own_metadata, print_changes, refuse
 from liftenvelope.cli._confirming import confirm, yes_option
 from liftenvelope.cli._consumer_messages import next_messages
 from liftenvelope.cli._consumer_settings import changed_consumer, create_options, edit_options, new_consumer
+from liftenvelope.cli._leaders import step_down_consumer
 from liftenvelope.cli._places import DurationType
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._terminal import echo_json, plain, print_facts, print_table, report, shown_time
@@ -28,7 +29,8 @@ def consumer() -> None:
     """List, create, change, read and delete consumers (JetStream)."""
 
 
-consumer.add_command(next_messages)
+for _command in (next_messages, step_down_consumer):
+    consumer.add_command(_command)
 
 
 @consumer.command("ls")

@@ -13,6 +13,7 @@ from liftenvelope._checks import RESERVED
 from liftenvelope.cli._config_changes import print_changes, refused_change
 from liftenvelope.cli._confirming import confirm, yes_option
 from liftenvelope.cli._findings import counted
+from liftenvelope.cli._leaders import step_down_stream
 from liftenvelope.cli._liftbridge_checks import is_gateway
 from liftenvelope.cli._places import StartType
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
@@ -54,7 +55,7 @@ def stream() -> None:
     """List, create, change and delete streams."""
 
 
-for _command in (get_message, delete_message, list_subjects):
+for _command in (get_message, delete_message, list_subjects, step_down_stream):
     stream.add_command(_command)
 
 

@@ -12,6 +12,7 @@ from liftenvelope.jetstream._consumer_config import AckPolicy, ConsumerConfig, P
 from liftenvelope.jetstream._events import PullEvent
 from liftenvelope.jetstream._feed import Hooks, PullFeed
 from liftenvelope.jetstream._fetching import Batch, FetchInboxes, first_of
+from liftenvelope.jetstream._leaders import step_down
 from liftenvelope.jetstream._pull_options import (
     ConsumeOptions,
     GroupOptions,
@@ -195,6 +196,30 @@ class Consumer:
                 f"priority_policy must be pinned_client to unpin {group!r}, got {config.priority_policy}"
             )
         await self._api.request(f"CONSUMER.UNPIN.{self._path}", {"group": group}, timeout=timeout)
+
+    async def step_down(self, preferred: str | None = None, *, timeout: float | None = None) -> str:
+        """Make the leader of the consumer step down, and wait for the next one.
+
+        Args:
+            preferred: Name of the server that should lead (server 2.11). Default: any other replica.
+            timeout: Seconds for the whole call. Default: the timeout of the context.
+
+        Returns:
+            Name of the new leader. Without ``preferred`` it may be the old one, elected again.
+
+        Raises:
+            UsageError: There is a single replica, or ``preferred`` has none or leads already.
+            ConsumerNotFoundError: The consumer was deleted.
+            JetStreamError: The servers are no cluster.
+            CallTimeoutError: No leader was elected in time.
+        """
+        return await step_down(
+            self._api,
+            f"CONSUMER.LEADER.STEPDOWN.{self._path}",
+            lambda seconds: self.info(timeout=seconds),
+            preferred,
+            timeout,
+        )
 
     # -- single pulls
 

@@ -12,6 +12,7 @@ from liftenvelope.jetstream import _consumer_requests as requests
 from liftenvelope.jetstream import listing
 from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream._consumer_config import ConsumerConfig, DeliverPolicy, ReplayPolicy
+from liftenvelope.jetstream._leaders import step_down
 from liftenvelope.jetstream._ordered import OrderedConsumer
 from liftenvelope.jetstream._records import check_moment, moment_text
 from liftenvelope.jetstream._stored import StoredMessage, direct_message, direct_messages, stored_message
@@ -137,6 +138,30 @@ class Stream:
 
         return await self._api.request_as(
             purged, f"STREAM.PURGE.{self.name}", request or None, timeout=timeout
+        )
+
+    async def step_down(self, preferred: str | None = None, *, timeout: float | None = None) -> str:
+        """Make the leader of the stream step down, and wait for the next one.
+
+        Args:
+            preferred: Name of the server that should lead (server 2.11). Default: any other replica.
+            timeout: Seconds for the whole call. Default: the timeout of the context.
+
+        Returns:
+            Name of the new leader. Without ``preferred`` it may be the old one, elected again.
+
+        Raises:
+            UsageError: There is a single replica, or ``preferred`` has none or leads already.
+            StreamNotFoundError: The stream was deleted.
+            JetStreamError: The servers are no cluster.
+            CallTimeoutError: No leader was elected in time.
+        """
+        return await step_down(
+            self._api,
+            f"STREAM.LEADER.STEPDOWN.{self.name}",
+            lambda seconds: self.info(timeout=seconds),
+            preferred,
+            timeout,
         )
 
     async def get_message(

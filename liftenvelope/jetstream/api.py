@@ -396,6 +396,8 @@ def _named(subject: str, err_code: int) -> str:
     tokens = subject.split(".")
     if tokens[:2] == ["STREAM", "MSG"]:
         del tokens[1]
+    if tokens[1:3] == ["LEADER", "STEPDOWN"]:
+        del tokens[1]
     if tokens[0] not in ("STREAM", "CONSUMER") or len(tokens) < 3:
         return ""
     if err_code in _ABOUT_STREAMS:

@@ -80,7 +80,7 @@ finally:
 def test_table_has_no_other_command() -> None:
     table = PAGE.split("\n## Commands\n")[1].split("\n## ")[0]
     rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
-    named = [name for row in rows for name in re.findall(r"`([a-z]+(?: [a-z]+)?)", row)]
+    named = [name for row in rows for name in re.findall(r"`([a-z]+(?: [a-z]+(?:-[a-z]+)*)?)", row)]
     assert sorted(named) == sorted(ALL)
 
 

@@ -1,0 +1,167 @@
+"""Leaders of streams and consumers step down, by the library and by the command, on three servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
+
+import pytest
+
+from liftenvelope.errors import (
+    CallTimeoutError,
+    ConsumerNotFoundError,
+    JetStreamError,
+    StreamNotFoundError,
+    UsageError,
+)
+from liftenvelope.jetstream import ConsumerConfig, JetStream, Stream, StreamConfig
+from liftenvelope.jetstream.infos import ClusterInfo
+from liftenvelope.testing import NatsServer, run_nats_server
+from tests.integration.cli.commands import error_of, json_of, text_of
+from tests.integration.conftest import connect
+from tests.integration.jetstream_cluster import three_servers
+
+NUMBERS = count()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """One of three servers that have found each other."""
+    with three_servers() as servers:
+        asyncio.run(_until_ready(servers["n1"].url))
+        yield servers["n1"].url
+
+
+async def _until_ready(url: str) -> None:
+    async with jetstream(url) as js, asyncio.timeout(120):
+        while True:
+            try:
+                config = StreamConfig(name="FIRST", subjects=("first",), num_replicas=3)
+                await js.create_stream(config, timeout=2)  # while there is no leader, nobody answers
+            except (JetStreamError, CallTimeoutError):
+                await asyncio.sleep(0.2)
+            else:
+                return
+
+
+@asynccontextmanager
+async def jetstream(url: str) -> AsyncIterator[JetStream]:
+    nc = await connect(url)
+    async with JetStream(nc, timeout=60) as js:
+        yield js
+    await nc.close()
+
+
+async def stream_of(js: JetStream, replicas: int = 3) -> Stream:
+    name = f"S{next(NUMBERS)}"
+    return await js.create_stream(StreamConfig(name=name, subjects=(name,), num_replicas=replicas))
+
+
+def placed(cluster: ClusterInfo | None) -> ClusterInfo:
+    assert cluster is not None
+    return cluster
+
+
+async def test_leader_of_a_stream_steps_down(url: str) -> None:
+    async with jetstream(url) as js:
+        stream = await stream_of(js)
+        before = placed((await stream.info()).cluster)
+        leader = await stream.step_down()
+        after = placed((await stream.info()).cluster)
+        assert (after.leader, after.leader_since) != (before.leader, before.leader_since)
+        assert leader == after.leader
+        await js.publish(stream.name, b"1")
+        wanted = after.replicas[-1].name
+        assert await stream.step_down(wanted) == wanted
+        assert placed((await stream.info()).cluster).leader == wanted
+
+
+async def test_leader_of_a_consumer_steps_down_to_a_replica(url: str) -> None:
+    async with jetstream(url) as js:
+        stream = await stream_of(js)
+        await js.publish(stream.name, b"1")
+        consumer = await stream.create_consumer(ConsumerConfig(durable_name="worker"))
+        wanted = placed((await consumer.info()).cluster).replicas[0].name
+        assert await consumer.step_down(wanted) == wanted
+        [message] = await consumer.fetch(1)
+        assert message.data == b"1"
+
+
+async def test_preferred_server_must_be_another_replica(url: str) -> None:
+    async with jetstream(url) as js:
+        stream = await stream_of(js)
+        consumer = await stream.create_consumer(ConsumerConfig(durable_name="worker"))
+        leader = placed((await stream.info()).cluster).leader
+        for preferred in (leader, "nobody"):
+            with pytest.raises(UsageError, match=f"preferred must be a replica .* got '{preferred}'"):
+                await stream.step_down(preferred)
+        with pytest.raises(UsageError, match="got 'nobody'"):
+            await consumer.step_down("nobody")
+
+
+async def test_single_replica_can_not_step_down(url: str) -> None:
+    async with jetstream(url) as js:
+        with pytest.raises(UsageError, match="only if there are other replicas"):
+            await (await stream_of(js, replicas=1)).step_down()
+
+
+async def test_stream_and_consumer_that_are_gone(url: str) -> None:
+    async with jetstream(url) as js:
+        stream = await stream_of(js)
+        consumer = await stream.create_consumer(ConsumerConfig(durable_name="worker"))
+        await js.delete_consumer(stream.name, "worker")
+        with pytest.raises(ConsumerNotFoundError):
+            await consumer.step_down()
+        await js.delete_stream(stream.name)
+        with pytest.raises(StreamNotFoundError):
+            await stream.step_down()
+        # Races lead to these requests, whose errors must name the right thing.
+        with pytest.raises(StreamNotFoundError, match=f"'{stream.name}'"):
+            await js.api.request(f"STREAM.LEADER.STEPDOWN.{stream.name}")
+        with pytest.raises(ConsumerNotFoundError, match=r"'worker' of stream 'FIRST'"):
+            await js.api.request("CONSUMER.LEADER.STEPDOWN.FIRST.worker")
+
+
+async def test_call_ends_in_time_without_a_new_leader(url: str) -> None:
+    async with jetstream(url) as js:
+        stream = await stream_of(js)
+        with pytest.raises(CallTimeoutError):
+            await stream.step_down(timeout=0.001)
+
+
+async def test_servers_that_are_no_cluster(jetstream_server: NatsServer, name: str) -> None:
+    async with jetstream(jetstream_server.url) as js:
+        stream = await js.create_stream(StreamConfig(name=name, subjects=(name,)))
+        with pytest.raises(UsageError, match="only if there are other replicas"):
+            await stream.step_down()
+
+
+def test_commands_move_leaders(url: str) -> None:
+    at = ("--url", url)
+    text_of("stream", "create", "ORDERS", "--replicas", "3", *at)
+    text_of("consumer", "create", "ORDERS", "packing", *at)
+    for thing in (("stream", "ORDERS"), ("consumer", "ORDERS", "packing")):
+        cluster = json_of(thing[0], "info", *thing[1:], *at)["cluster"]
+        wanted = cluster["replicas"][1]["name"]
+        moved = json_of(thing[0], "step-down", *thing[1:], "--preferred", wanted, *at)
+        assert moved["leader"] == wanted
+        assert json_of(thing[0], "info", *thing[1:], *at)["cluster"]["leader"] == wanted
+        assert " leads " in text_of(thing[0], "step-down", *thing[1:], *at)
+        assert "preferred must be a replica" in error_of(
+            thing[0], "step-down", *thing[1:], "--preferred", "nobody", *at, code=2
+        )
+
+
+def test_commands_need_jetstream() -> None:
+    at = ("--url", "liftbridge://127.0.0.1:1")
+    assert "stream step-down needs JetStream" in error_of("stream", "step-down", "a", *at, code=2)
+    assert "consumer step-down needs JetStream" in error_of("consumer", "step-down", "a", "b", *at, code=2)
+
+
+def test_command_on_a_single_server() -> None:
+    with run_nats_server(jetstream=True) as server:
+        at = ("--url", server.url)
+        text_of("stream", "create", "ORDERS", *at)
+        assert "only if there are other replicas" in error_of("stream", "step-down", "ORDERS", *at, code=2)
