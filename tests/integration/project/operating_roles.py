@@ -8,20 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from nats.aio.client import Client
 
 import liftenvelope
 from liftenvelope import bulk
+from liftenvelope.bulk._snapshots import restoring
 from liftenvelope.bulk.listing import open_lister
+from liftenvelope.cli._root import root
 from liftenvelope.client.activity import StreamDeleted
-from liftenvelope.errors import IncorrectOffsetError
+from liftenvelope.errors import IncorrectOffsetError, PermissionDeniedError
 from liftenvelope.gateway import Gateway
 from liftenvelope.group import Coordinator, GroupClient, GroupConsumer, JetStreamTopic
 from liftenvelope.jetstream import (
@@ -29,6 +38,8 @@ from liftenvelope.jetstream import (
     JetStream,
     StreamConfig,
 )
+from liftenvelope.monitor._reading import JetStreamMessages, MessageQuery
+from liftenvelope.monitor.jetstream import JetStreamSampler
 from liftenvelope.nats import AckInbox, EnvelopePublisher
 from liftenvelope.rpc.aio import Channel
 from tests.integration.conftest import connect
@@ -37,6 +48,10 @@ from tests.integration.gateway.test_groups import Face
 PASSWORD: Final = "s3cret"
 STREAM, DURABLE, GROUP = "ORDERS", "packing", "billing"
 SUBJECTS: Final = ("orders.0", "orders.1")
+#: Metadata of a stream that a restore has not finished.
+LEFT: Final = restoring._MARK
+#: Request of ``doctor`` that only users of the system account may make.
+OF_SYSTEM: Final = "$sys.req.server.ping.varz"
 
 
 @dataclass
@@ -336,6 +351,130 @@ async def watcher(site: Site) -> None:
                 pass
 
 
+async def command(site: Site, *arguments: str) -> None:
+    """Run a command as the user, by a context.
+
+    Raises:
+        PermissionDeniedError: The server refused something.
+    """
+
+    def run() -> None:
+        with tempfile.TemporaryDirectory() as home:
+            contexts = Path(home) / "nats" / "context"
+            contexts.mkdir(parents=True)
+            login = {"user": site.user, "password": PASSWORD, "inbox_prefix": f"_INBOX.{site.role}"}
+            (contexts / "own.json").write_text(json.dumps({"url": site.url, **login}))
+            done = CliRunner().invoke(
+                root, [*arguments, "--context", "own", "--timeout", "5"], env={"XDG_CONFIG_HOME": home}
+            )
+        check_allowed(done.output, done.exit_code)
+
+    await asyncio.to_thread(run)
+
+
+def check_allowed(output: str, status: int) -> None:
+    """Check that a command ended well.
+
+    Raises:
+        PermissionDeniedError: The server refused something.
+    """
+    for line in output.lower().splitlines():
+        if "permissions violation" in line and OF_SYSTEM not in line:
+            raise PermissionDeniedError(0, line)
+    assert status == 0, output
+
+
+async def monitor(site: Site) -> None:
+    """Take samples, with a group whose partitions share a stream, and read messages; run the commands."""
+    admin, nc = await site.connect_admin(), await site.connect()
+    topic = JetStreamTopic.of_stream(STREAM, SUBJECTS)
+    async with JetStream(admin) as full:
+        await full.create_stream(StreamConfig(name="SINGLE", subjects=("single",)))
+        await full.publish("single", b"1")
+    async with (
+        Coordinator(admin),
+        GroupConsumer(admin, GROUP, topic, auto_offset="earliest") as consumer,
+        JetStream(nc) as js,
+    ):
+        async for message in consumer:
+            await consumer.commit(message)
+            break
+        snapshot = await JetStreamSampler(js).sample()
+        if not snapshot.faults:
+            assert all(one.lag is not None for one in snapshot.groups[GROUP].partitions)
+        messages = JetStreamMessages(js)
+        for stream in (STREAM, "SINGLE"):
+            assert (await messages.read(MessageQuery(stream=stream))).messages
+            assert (await messages.read(MessageQuery(stream=stream, start=0))).messages
+        await command(site, "top", "--once")
+        await command(site, "doctor")
+
+
+async def archiver(site: Site) -> None:
+    """Archive a stream by the command; what is no JSON becomes a dead letter."""
+    async with JetStream(await site.connect_admin()) as js:
+        await js.create_stream(StreamConfig(name="DEAD", subjects=("dead.*",)))
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "archive.toml"
+            file.write_text(ARCHIVE.format(url=site.url, user=site.user, password=PASSWORD, folder=folder))
+            await asyncio.to_thread(archive_once, file)
+        assert (await (await js.stream("DEAD")).info()).state.messages == 20
+        left = {one async for one in (await js.stream(STREAM)).consumer_names()} - {DURABLE}
+        if left:  # what the server refuses at the end of a run is no failure of the run
+            raise PermissionDeniedError(0, f"consumers are left: {left}")
+
+
+def archive_once(file: Path) -> None:
+    """Run the command in a process of its own, because it takes signals."""
+    command = [sys.executable, "-m", "liftenvelope", "archive", "--config", str(file), "--once"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    check_allowed(done.stdout + done.stderr, done.returncode)
+
+
+async def backup(site: Site) -> None:
+    """Back up a stream that is larger than what the server sends without an acknowledgement."""
+    async with JetStream(await site.connect_admin()) as js:
+        for _ in range(12):
+            await js.publish(SUBJECTS[0], os.urandom(900_000))  # the server compresses
+    with tempfile.TemporaryDirectory() as folder:
+        await asyncio.to_thread(bulk.backup, site.url, STREAM, Path(folder) / "orders", access=site.access())
+
+
+async def restore(site: Site) -> None:
+    """Make a stream of a backup, in place of what a killed restore has left."""
+    admin = bulk.Access(user=site.admin, password=PASSWORD)
+    async with JetStream(await site.connect_admin()) as js:
+        await js.create_stream(StreamConfig(name="RESTORED", subjects=("left",), metadata={LEFT: "x"}))
+
+    def run() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "orders"
+            bulk.backup(site.url, STREAM, path, access=admin)
+            config = {"subjects": ["restored.*"]}
+            restored = bulk.restore_backup(path, site.url, "RESTORED", config=config, access=site.access())
+            assert restored.messages == 20
+
+    await asyncio.to_thread(run)
+
+
+ARCHIVE: Final = """
+[[pipeline]]
+name = "orders"
+source = "{url}"
+stream = "ORDERS"
+payload = {{ format = "json", schema = {{ id = "int64" }} }}
+on_bad = {{ stream = "DEAD", subject = "dead.orders" }}
+
+[pipeline.access]
+user = "{user}"
+password = "{password}"
+inbox_prefix = "_INBOX.archiver"
+
+[pipeline.target]
+path = "{folder}/orders"
+"""
+
+
 ROLES: Final[dict[str, Callable[[Site], Coroutine[Any, Any, None]]]] = {
     "gateway": gateway,
     "publisher": publisher,
@@ -348,4 +487,8 @@ ROLES: Final[dict[str, Callable[[Site], Coroutine[Any, Any, None]]]] = {
     "coordinator": coordinator,
     "member": member,
     "watcher": watcher,
+    "monitor": monitor,
+    "archiver": archiver,
+    "backup": backup,
+    "restore": restore,
 }

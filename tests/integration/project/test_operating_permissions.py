@@ -222,6 +222,10 @@ FORBIDDEN: Final[dict[str, tuple[str, ...]]] = {
         "sub liftenvelope.groups.any.*",
     ),
     "watcher": (*MANAGING, *READING, "pub orders.0", "pub payments.new"),
+    "monitor": (*MANAGING[:4], "pub orders.0", "pub $JS.API.CONSUMER.MSG.NEXT.ORDERS.packing"),
+    "archiver": (*MANAGING, *READING[:2], "pub orders.0", "pub $JS.ACK.ORDERS.packing.1.1.1.1.0"),
+    "backup": (*MANAGING, *READING, "pub orders.0", "pub $JS.API.STREAM.RESTORE.ORDERS"),
+    "restore": (*MANAGING, *READING, "pub orders.0", "pub $JS.API.STREAM.SNAPSHOT.RESTORED"),
 }
 
 
