@@ -41,6 +41,8 @@ class ServeMonitor:
         access: Who may see them.
         payloads: Show payloads, keys and headers.
         changes: Allow changes.
+        interval: Seconds between two samples.
+        max_pages: Pages that may be open at once.
         tls: PEM files to connect to the gateway: authority, certificate, key; None for plain TCP.
         pinned: The first of these files is the gateway's own certificate.
         advertise: Address that clients are told; None for the listening address.
@@ -49,6 +51,8 @@ class ServeMonitor:
     access: MonitorAccess
     payloads: bool
     changes: bool
+    interval: float = 2.0
+    max_pages: int = 32
     tls: tuple[str, str | None, str | None] | None = field(default=None, repr=False)
     pinned: bool = True
     advertise: str | None = None
@@ -67,7 +71,9 @@ class ServeMonitor:
         from liftenvelope.monitor.server import MonitorLink, MonitorPages, taking_samples
 
         link = MonitorLink()
-        collector = Collector(lambda: self._sampler(link, started, http), kind="liftbridge")
+        collector = Collector(
+            lambda: self._sampler(link, started, http), kind="liftbridge", interval=self.interval
+        )
         pages = MonitorPages(
             collector,
             link=link,
@@ -75,6 +81,7 @@ class ServeMonitor:
             where="this gateway",
             payloads=self.payloads,
             changes=self.changes,
+            max_readers=self.max_pages,
             path=MONITOR_PATH,
         )
         async with taking_samples(collector):
@@ -140,6 +147,8 @@ def monitor_settings(configuration: Configuration, serving: Serving) -> ServeMon
         access=_access(configuration, serving.http),
         payloads=configuration["monitor_payloads"],
         changes=configuration["monitor_allow_changes"],
+        interval=configuration["monitor_interval"],
+        max_pages=configuration["monitor_max_pages"],
         tls=_tls(configuration, serving),
         pinned=configuration["monitor_tls_ca"] is None,
         advertise=serving.gateway.get("advertise"),

@@ -232,6 +232,14 @@ SETTINGS: Final = (
         kind=bool, default=True,
     ),
     Setting(
+        "--monitor-interval", "monitor.interval", "", "Seconds between two samples for the page.",
+        "SECONDS", _SECONDS, default=2.0,
+    ),
+    Setting(
+        "--monitor-max-pages", "monitor.max_pages", "", "Pages that may be open at once.",
+        "N", click.IntRange(1), default=32,
+    ),
+    Setting(
         "--monitor-token-file", "monitor.token_file", "",
         "File that holds the token that the page asks for; required unless --http is loopback.", "FILE",
     ),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -15,9 +16,10 @@ from liftenvelope.cli._logging import start_logging
 from liftenvelope.cli._places import DurationType
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._terminal import report, shown
+from liftenvelope.errors import UsageError
 
 if TYPE_CHECKING:
-    from liftenvelope.monitor import Collector, Sampler
+    from liftenvelope.monitor import Collector, MonitorLimits, Sampler
     from liftenvelope.monitor.server import MonitorLink, MonitorPages
     from liftenvelope.rpc.address import Address
 
@@ -40,6 +42,21 @@ _ADDRESS: Final = "127.0.0.1:8040"
     multiple=True,
     metavar="URL",
     help="Metrics of a gateway to show, such as http://127.0.0.1:9293/metrics of serve --http; repeatable.",
+)
+@click.option(
+    "--max-pages",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    help="Pages that may be open at once.",
+)
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Limit of the samples and of what is kept, such as max_streams=500; repeatable. docs/monitor.md has "
+    "the names.",
 )
 @click.option("--no-payloads", is_flag=True, help="Show no payloads, keys and headers.")
 @click.option(
@@ -85,6 +102,8 @@ async def monitor(
     http: str,
     interval: float,
     gateway_metrics: tuple[str, ...],
+    max_pages: int,
+    limits: tuple[str, ...],
     no_payloads: bool,
     allow_changes: bool,
     token: str,
@@ -98,7 +117,7 @@ async def monitor(
     Without --allow-changes the page only reads: it changes nothing on the servers.
     """
     require("aiohttp", "monitor")
-    from liftenvelope.monitor import Collector
+    from liftenvelope.monitor import Collector, History
     from liftenvelope.monitor.gateways import metrics_url
     from liftenvelope.monitor.server import MonitorAccess, MonitorLink, MonitorPages
     from liftenvelope.rpc.address import parse_address
@@ -107,10 +126,13 @@ async def monitor(
     access = MonitorAccess(token=token, user_header=user_header, hosts=hosts)
     access.check(address.host)
     urls = [metrics_url(url) for url in gateway_metrics]
+    within = _parsed(limits)
     start_logging("info", log_format, "warn")
-    link = MonitorLink()
+    link = MonitorLink(within)
     kind = "jetstream" if servers.is_jetstream else "liftbridge"
-    collector = Collector(lambda: _sampler(servers, link, urls), kind=kind, interval=interval)
+    collector = Collector(
+        lambda: _sampler(servers, link, urls), kind=kind, interval=interval, history=History(within)
+    )
     pages = MonitorPages(
         collector,
         link=link,
@@ -118,8 +140,27 @@ async def monitor(
         where=servers.where,
         payloads=not no_payloads,
         changes=allow_changes,
+        max_readers=max_pages,
     )
     await _serve(collector, pages, address, servers.where, as_json)
+
+
+def _parsed(given: Iterable[str]) -> MonitorLimits:
+    """Return the limits of ``--limit``.
+
+    Raises:
+        UsageError: A name is unknown, or a value is no integer or out of range.
+    """
+    from liftenvelope.monitor import MonitorLimits
+
+    known = [one.name for one in fields(MonitorLimits)]
+    found: dict[str, int] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        if name not in known or not (value.isascii() and value.isdecimal()):
+            raise UsageError(f"--limit must be NAME=NUMBER, with a name of {', '.join(known)}, got {text!r}")
+        found[name] = int(value)
+    return MonitorLimits(**found)
 
 
 async def _serve(

@@ -26,6 +26,7 @@ from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 from liftenvelope.monitor._collector import Collector
 from liftenvelope.monitor._guard import Guard, MonitorAccess, body_of, same
+from liftenvelope.monitor._limits import MonitorLimits
 from liftenvelope.monitor._reading import JetStreamMessages, LiftbridgeMessages, MessageQuery, MessageSource
 from liftenvelope.monitor._views import View, messages_json
 from liftenvelope.monitor.changes import Changes, JetStreamChanges, LiftbridgeChanges, change_from_json
@@ -245,12 +246,16 @@ class MonitorPages:
 class MonitorLink:
     """The present connection to the servers, for what pages ask for.
 
+    Args:
+        limits: Limits of the samples.
+
     Attributes:
         messages: Reads messages; None while there is no connection.
         changes: Makes changes; None while there is no connection.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: MonitorLimits | None = None) -> None:
+        self._limits = limits
         self.messages: MessageSource | None = None
         self.changes: Changes | None = None
 
@@ -258,13 +263,13 @@ class MonitorLink:
     def to_jetstream(self, js: JetStream) -> Iterator[JetStreamSampler]:
         """Use JetStream while the block runs, and yield a sampler on it."""
         with self._to(JetStreamMessages(js), JetStreamChanges(js)):
-            yield JetStreamSampler(js)
+            yield JetStreamSampler(js, self._limits)
 
     @contextmanager
     def to_liftbridge(self, client: Client) -> Iterator[LiftbridgeSampler]:
         """Use a client of Liftbridge while the block runs, and yield a sampler on it."""
         with self._to(LiftbridgeMessages(client), LiftbridgeChanges(client)):
-            yield LiftbridgeSampler(client)
+            yield LiftbridgeSampler(client, self._limits)
 
     @contextmanager
     def _to(self, messages: MessageSource, changes: Changes) -> Iterator[None]:

@@ -364,3 +364,27 @@ def test_command_tells_that_the_servers_are_not_reached() -> None:
         assert "Note: sampling of connection failed, trying again: can't connect" in process.stderr.readline()
         process.terminate()
         assert process.wait(60) == 0
+
+
+async def test_options_limit_samples_and_pages(server: NatsServer) -> None:
+    command = [sys.executable, "-m", "liftenvelope", "monitor", "--url", server.url, "--json"]
+    command += ["--http", "127.0.0.1:0", "--limit", "max_streams=1", "--max-pages", "1", "--timeout", "60"]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, "XDG_CONFIG_HOME": "/nowhere"}
+    )
+    assert process.stdout is not None
+    try:
+        url = json.loads(await process.stdout.readline())["url"]
+        async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(60)) as session:
+            events = states(session, page="streams")
+            while (state := await anext(events))["head"] is None:
+                pass
+            assert len(state["rows"]) == 1
+            assert any("streams beyond the limit" in alert[3] for alert in state["alerts"])
+            async with session.get("api/events", params={"page": "streams"}) as answer:
+                assert answer.status == 503
+                assert await answer.text() == "1 pages are open already: close one\n"
+            await events.aclose()  # type: ignore[attr-defined]
+    finally:
+        process.terminate()
+        assert await process.wait() == 0
