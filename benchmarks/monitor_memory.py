@@ -1,8 +1,9 @@
 """Memory of the monitor over time: ``python -m benchmarks.monitor_memory --seconds 600``.
 
-``liftenvelope monitor`` watches streams that are written, consumers, a group whose members come and go, and
-streams that are created and deleted. Pages are open, and some are opened and closed again. Its memory is
-printed every ten seconds. Series are full after 600 samples: five minutes at this interval.
+``liftenvelope monitor`` watches streams that are all written each second, a consumer of each, a group whose
+members come and go, and streams that are created and deleted. Pages are open, and some are opened and closed
+again. Its memory is printed every ten seconds. Series are full after 600 samples: five minutes at this
+interval.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from liftenvelope.group import Coordinator, GroupConsumer, JetStreamTopic
 from liftenvelope.jetstream import ConsumerConfig, JetStream, StreamConfig
 from liftenvelope.testing import run_nats_server
 
-STREAMS: Final = 200
 #: Growth in the second half of the run, in MiB.
 TARGET: Final = 4.0
 
@@ -50,18 +50,20 @@ async def _monitor(url: str) -> AsyncIterator[tuple[int, str]]:
         await process.wait()
 
 
-async def _write(js: JetStream) -> None:
-    """Publish all the time, and let streams come and go."""
-    for number in range(STREAMS):
+async def _create(js: JetStream, streams: int) -> None:
+    for number in range(streams):
         name = f"stream-{number}"
         await js.create_stream(StreamConfig(name=name, subjects=(name,), max_msgs=1_000))
         await js.create_consumer(name, ConsumerConfig(durable_name="reader"))
+
+
+async def _write(js: JetStream, streams: int) -> None:
+    """Publish to every stream each second, and let further streams come and go."""
     for number in count():
-        for _ in range(20):
-            await js.publish(f"stream-{number % STREAMS}", b"x" * 100)
         name = f"short-{number}"
         await js.create_stream(StreamConfig(name=name, subjects=(name,)))
-        await asyncio.sleep(0.5)
+        acks = [await js.publish_async(f"stream-{each}", b"x" * 100) for each in range(streams)]
+        await asyncio.gather(*acks, asyncio.sleep(1.0))
         await js.delete_stream(name)
 
 
@@ -97,7 +99,7 @@ async def _measured(pid: int, seconds: float) -> float:
     return last - first
 
 
-async def _run(seconds: float) -> float:
+async def _run(seconds: float, streams: int) -> float:
     with run_nats_server(jetstream=True) as server:
         async with AsyncExitStack() as stack:
             nc = await stack.enter_async_context(await nats.connect(server.url))
@@ -105,8 +107,9 @@ async def _run(seconds: float) -> float:
             await stack.enter_async_context(Coordinator(nc, timeout=60))
             await js.create_stream(StreamConfig(name="ledger", subjects=("ledger.*",)))
             topic = JetStreamTopic.of_stream("ledger", [f"ledger.{number}" for number in range(6)])
+            await _create(js, streams)
             pid, url = await stack.enter_async_context(_monitor(server.url))
-            work = [_write(js), *(_join(server.url, topic, name) for name in ("ann", "bob"))]
+            work = [_write(js, streams), *(_join(server.url, topic, name) for name in ("ann", "bob"))]
             work += [_look(url, f"page={page}", 1e9) for page in ("streams", "readers", "group&name=ledger")]
             work += [_look(url, "page=stream&name=stream-1", 2.0), _look(url, "page=streams", 3.0)]
             tasks = [asyncio.create_task(one) for one in work]
@@ -124,7 +127,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=600.0, help="Length of the run.")
-    grown = asyncio.run(_run(parser.parse_args().seconds))
+    parser.add_argument("--streams", type=int, default=200, help="Number of streams.")
+    given = parser.parse_args()
+    grown = asyncio.run(_run(given.seconds, given.streams))
     print(f"grown by {grown:.1f} MiB in the second half, to be at most {TARGET:g} MiB")
     return int(grown > TARGET)
 

@@ -244,7 +244,7 @@ def _check_frames(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
     page.open()
     page.wait(lambda: page.tile("Streams") == "1,000", "a thousand streams")
     page.wait_text("100 of 1,000 shown")
-    page.wait(lambda: page.tile("Recorded")[:1].strip("–0"), "a rate")
+    page.wait(lambda: page.tile("Recorded")[:1] in set("123456789"), "a rate")
     frames = page.driver.execute_async_script(
         """const done = arguments[0], times = [];
         const next = (at) => {
