@@ -62,7 +62,7 @@ def handlers(
         _API + "DeleteStream": guarded(counted(_without_call(streams.whole(streams.delete)))),
         _API + "PauseStream": guarded(counted(_without_call(streams.whole(streams.pause)))),
         _API + "SetStreamReadonly": guarded(counted(_without_call(streams.whole(streams.set_readonly)))),
-        _API + "FetchMetadata": guarded(counted(_without_call(metadata.fetch))),
+        _API + "FetchMetadata": guarded(metadata.fetch),
         _API + "FetchPartitionMetadata": guarded(counted(_without_call(metadata.fetch_partition))),
         _API + "Publish": guarded(publishing.publish),
         _API + "PublishAsync": guarded(publishing.publish_async),

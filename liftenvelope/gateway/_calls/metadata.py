@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Final
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import StreamNotFoundError
@@ -10,14 +11,18 @@ from liftenvelope.gateway._protocol.requests import read_request
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from liftenvelope.gateway._cluster.records import StreamRecord
     from liftenvelope.gateway._core import Core
     from liftenvelope.gateway._partitions.storage import PartitionState
     from liftenvelope.gateway._readers.groups import GroupFace
+    from liftenvelope.rpc.server import ServerCall
 
 __all__ = ["MetadataService"]
+
+#: Bytes of a name of a request beside its text: entries of a dict, and the group's coordinator.
+_PER_NAME: Final = 150
 
 
 class MetadataService:
@@ -32,16 +37,41 @@ class MetadataService:
         self._core = core
         self._groups = groups
 
-    async def fetch(self, raw: bytes) -> bytes:
-        """Serve FetchMetadata: the requested streams, or all if none is named; all brokers; the groups."""
+    async def fetch(self, call: ServerCall) -> None:
+        """Serve FetchMetadata: the requested streams, or all if none is named; all brokers; the groups.
+
+        The answer is built after the last wait. A call that waits for JetStream holds its names alone, which
+        count as pending bytes with what they cost in memory: short ones cost ten times their bytes.
+
+        Raises:
+            RpcError: RESOURCE_EXHAUSTED: the client would exceed its quota of pending bytes.
+                INVALID_ARGUMENT: the request exceeds a limit.
+        """
+        raw = await call.one_request()
         request = read_request(api_pb2.FetchMetadataRequest, raw, self._core.options.limits)
+        streams, groups = dict.fromkeys(request.streams), dict.fromkeys(request.groups)
+        # The names are copies, and the request costs as much as they do.
+        del raw, request
+        with self._core.quotas.hold(call, _cost(streams) + _cost(groups)):
+            await call.send([await self._metadata(streams, groups)])
+
+    async def _metadata(self, streams: Collection[str], groups: Collection[str]) -> bytes:
+        records = [await self._find(name) for name in streams]
+        coordinators = await self._groups.coordinators(groups)
+        states = await self._states(records or self._core.registry)
         response = api_pb2.FetchMetadataResponse()
-        records = await self._records(response, list(dict.fromkeys(request.streams)))
-        states = await self._states(records)
-        for record in records:
-            self._add_stream(response, record, states)
+        for name, record in zip(streams, records, strict=True):
+            if record is None:
+                response.streamMetadata.add(name=name, error=api_pb2.StreamMetadata.UNKNOWN_STREAM)
+        for record in records or self._core.registry:
+            if record is not None:
+                self._add_stream(response, record, states)
         self._add_brokers(response)
-        await self._groups.describe(response, request.groups)
+        for name, found in zip(groups, coordinators, strict=True):
+            if found is None:
+                response.groupMetadata.add(groupId=name, error=api_pb2.ConsumerGroupMetadata.UNKNOWN_GROUP)
+            else:
+                response.groupMetadata.add(groupId=name, coordinator=found[0], epoch=found[1])
         return response.SerializeToString()
 
     async def fetch_partition(self, raw: bytes) -> bytes:
@@ -62,20 +92,17 @@ class MetadataService:
         self._describe(response.metadata, record, request.partition, state)
         return response.SerializeToString()
 
-    async def _records(self, response: api_pb2.FetchMetadataResponse, names: list[str]) -> list[StreamRecord]:
-        if not names:
-            return list(self._core.registry)
-        found = []
-        for name in names:
-            try:
-                found.append(await self._core.registry.find(name))
-            except RpcError:
-                response.streamMetadata.add(name=name, error=api_pb2.StreamMetadata.UNKNOWN_STREAM)
-        return found
+    async def _find(self, name: str) -> StreamRecord | None:
+        try:
+            return await self._core.registry.find(name)
+        except RpcError:
+            return None
 
-    async def _states(self, records: Iterable[StreamRecord]) -> dict[str, PartitionState]:
-        streams = [record.stream_of(n) for record in records for n in range(len(record.partitions))]
-        return await self._core.storage.states(streams)
+    async def _states(self, records: Iterable[StreamRecord | None]) -> dict[str, PartitionState]:
+        found = (record for record in records if record is not None)
+        return await self._core.storage.states(
+            [record.stream_of(n) for record in found for n in range(len(record.partitions))]
+        )
 
     def _add_stream(
         self,
@@ -132,3 +159,8 @@ class MetadataService:
                 partitionCount=partitions,
                 leaderCount=leads[broker.id],
             )
+
+
+def _cost(names: Collection[str]) -> int:
+    """Return the memory in bytes that names take while their call is served."""
+    return sum(map(sys.getsizeof, names)) + _PER_NAME * len(names)

@@ -143,16 +143,17 @@ class Storage:
     async def states(self, streams: list[str]) -> dict[str, PartitionState]:
         """Return the states of partitions by the names of their JetStream streams; omit deleted ones.
 
-        For more than 64 partitions, the states may be a second old. While JetStream does not answer, they are
-        older or missing, without an error: clients need the rest of the metadata to find another gateway.
+        The result may hold further partitions and is shared: do not change it. For more than 64 partitions,
+        the states may be a second old. While JetStream does not answer, they are older or missing, without an
+        error: clients need the rest of the metadata to find another gateway.
 
         Raises:
             LiftEnvelopeError: JetStream does not answer or fails. Raised for up to 64 partitions; for more,
                 not when JetStream does not answer.
         """
         if len(streams) > _ONE_BY_ONE:
-            listed = await self._all_states()
-            return {stream: listed[stream] for stream in streams if stream in listed}
+            del streams  # a call that waits for the list keeps no names of its own
+            return await self._all_states()
         found = await asyncio.gather(*(self.state(stream) for stream in streams), return_exceptions=True)
         states = {}
         for stream, state in zip(streams, found, strict=True):

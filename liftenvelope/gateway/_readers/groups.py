@@ -288,15 +288,17 @@ class GroupFace:
 
     # Metadata
 
-    async def describe(self, response: api_pb2.FetchMetadataResponse, groups: Iterable[str]) -> None:
-        """Add the coordinators and epochs of groups to a FetchMetadata response."""
-        for name in dict.fromkeys(groups):
+    async def coordinators(self, groups: Iterable[str]) -> list[tuple[str, int] | None]:
+        """Return the coordinator and the epoch of each group, None for a group that does not exist.
+
+        Raises:
+            RpcError: UNAVAILABLE: the record of a group can't be read.
+        """
+        found: list[tuple[str, int] | None] = []
+        for name in groups:
             state = await self.find(name)
-            if state is None:
-                response.groupMetadata.add(groupId=name, error=api_pb2.ConsumerGroupMetadata.UNKNOWN_GROUP)
-            else:
-                broker = self._broker(state.controller_id)
-                response.groupMetadata.add(groupId=name, coordinator=broker, epoch=state.generation)
+            found.append(None if state is None else (self._broker(state.controller_id), state.generation))
+        return found
 
     async def find(self, name: str) -> GroupState | None:
         """Return a group's state, with a live coordinator; None if the group does not exist.

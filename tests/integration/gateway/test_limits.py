@@ -925,7 +925,10 @@ async def pending_bytes_of_a_client(place: Place) -> None:
         # Another client has the whole quota of its own.
         assert await gateway.publish(gateway.other, 10_000) == (StatusCode.OK, "")
         # Every method counts.
-        metadata = api_pb2.FetchMetadataRequest(streams=["s" * 100] * 11)
+        cursor = api_pb2.FetchCursorRequest(stream="s" * 1_000, cursorId="c")
+        assert await code(gateway.channel, "FetchCursor", cursor) == EXHAUSTED
+        # Ten names of 2 characters are 40 bytes on the wire, and some 2,000 in memory.
+        metadata = api_pb2.FetchMetadataRequest(streams=[f"s{number}" for number in range(10)])
         assert await code(gateway.channel, "FetchMetadata", metadata) == EXHAUSTED
         assert await code(gateway.other, "FetchMetadata", metadata) == StatusCode.OK
         await gateway.let_go()
