@@ -229,6 +229,26 @@ def as_list(name: str, value: Any) -> list[Any]:
     return value
 
 
+def as_inboxes(name: str, prefixes: Any) -> tuple[str, ...]:
+    """Return allowed prefixes of inboxes as a tuple.
+
+    Args:
+        name: Name of the option, for the error.
+        prefixes: Iterable of strings.
+
+    Raises:
+        UsageError: A prefix is empty.
+        UsageTypeError: The prefixes are not strings.
+    """
+    found = (prefixes,) if isinstance(prefixes, str) else tuple(prefixes)
+    if isinstance(prefixes, str) or not all(isinstance(prefix, str) for prefix in found):
+        raise UsageTypeError(f"{name} must be a tuple of str, got {prefixes!r}")
+    if "" in found:
+        text = f'{name} must not hold an empty prefix, got {prefixes!r}: use "{w.ANY_SUBJECT}" to allow any'
+        raise UsageError(text)
+    return found
+
+
 def as_headers(headers: Mapping[str, Any] | None) -> dict[str, bytes]:
     """Return a copy of headers with plain bytes as values."""
     if headers is None:

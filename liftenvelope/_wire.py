@@ -42,6 +42,8 @@ GROUPS_PREFIX: Final = "liftenvelope.groups"
 #: Beginnings of the internal subjects of NATS servers, gateways and group coordinators. The gateway's
 #: connection has permission to publish there, so clients must not name such subjects.
 INTERNAL_SUBJECTS: Final = ("$", "_lift.", f"{GROUPS_PREFIX}.")
+#: Entry in a list of allowed inboxes that allows every subject that is not internal.
+ANY_SUBJECT: Final = ">"
 
 # protobuf wire types
 VARINT: Final = 0

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope._checks import as_inboxes
 from liftenvelope.rpc.limits import ServerLimits, bounded
 
-__all__ = ["ANY_SUBJECT", "Limits"]
+__all__ = ["Limits"]
 
-#: Entry of ``allowed_ack_inboxes`` that allows every subject that is not internal.
-ANY_SUBJECT: Final = ">"
 #: Highest ``max_name_chars``. nats-server closes the gateway's connection on a line over 4,096 bytes.
 _LONGEST_NAME: Final = 3_500
 
@@ -48,7 +46,9 @@ class Limits(ServerLimits):
             that is not internal (``$...``, ``_lift...``, ``liftenvelope.groups...``). An empty tuple allows
             none. A publish by gRPC with another inbox is refused with INVALID_ARGUMENT. An envelope published
             by NATS with another inbox is stored and gets no ack. Requests may not name the gateway's own
-            inboxes, unless their prefix is ``_INBOX.`` or the beginning of an entry. Default
+            inboxes, unless their prefix is ``_INBOX.`` or the beginning of an entry. The gateway also answers
+            requests on NATS, those to group coordinators included, only to ``_INBOX.``, its own inboxes and
+            these. Default
             ``("_INBOX.",)``, the default prefix of NATS clients.
         max_streams_per_client: Streams that a client may own. Further ones are refused with
             RESOURCE_EXHAUSTED. Default 5,000.
@@ -102,10 +102,5 @@ class Limits(ServerLimits):
     def __post_init__(self) -> None:
         # No super(): slots=True creates a new class, and super() in this method still refers to the old one.
         ServerLimits.__post_init__(self)
-        inboxes: Any = self.allowed_ack_inboxes
-        if isinstance(inboxes, str) or not all(isinstance(prefix, str) for prefix in inboxes):
-            raise UsageTypeError(f"allowed_ack_inboxes must be a tuple of str, got {inboxes!r}")
-        object.__setattr__(self, "allowed_ack_inboxes", tuple(inboxes))
-        if "" in self.allowed_ack_inboxes:
-            text = f'allowed_ack_inboxes must not hold an empty prefix, got {inboxes!r}: use ">" to allow any'
-            raise UsageError(text)
+        inboxes = as_inboxes("allowed_ack_inboxes", self.allowed_ack_inboxes)
+        object.__setattr__(self, "allowed_ack_inboxes", inboxes)

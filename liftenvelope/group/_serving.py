@@ -6,16 +6,19 @@ import asyncio
 import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import nats.errors
 from google.protobuf.message import DecodeError, Message
 from nats.micro.service import Service, ServiceConfig
+from nats.nuid import NUID
 
+from liftenvelope._logs.throttle import Throttle
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope._version import __version__
 from liftenvelope.errors import GroupError
 from liftenvelope.group._concurrency import at_once
+from liftenvelope.group._event_log import log
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.bounds import Bounds, clamped
 from liftenvelope.group.directory import Definition, Directory
@@ -35,7 +38,11 @@ from liftenvelope.nats.link import Link
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
     from nats.micro.request import Request
+
+    from liftenvelope.nats.replies import ReplySubjects
 
 __all__ = ["SERVICE", "GroupService"]
 
@@ -47,6 +54,8 @@ _START_WAIT: Final = 10.0
 _LONGEST_WAIT: Final = 5.0
 #: Most requests in progress. Further requests are told to retry.
 _MOST_AT_ONCE: Final = 10_000
+#: Characters of a refused reply subject in the log.
+_LONGEST_SHOWN: Final = 100
 
 
 class GroupService:
@@ -58,16 +67,24 @@ class GroupService:
         coordinator_id: Id of the coordinator.
         directory: Groups of the coordinator.
         bounds: Returns the offset bounds of partitions.
+        replies: Decides which reply subjects get an answer.
     """
 
     def __init__(
-        self, nc: Client, prefix: str, coordinator_id: str, directory: Directory, bounds: Bounds
+        self,
+        nc: Client,
+        prefix: str,
+        coordinator_id: str,
+        directory: Directory,
+        bounds: Bounds,
+        replies: ReplySubjects,
     ) -> None:
         self._nc = nc
         self._prefix = prefix
         self._id = coordinator_id
         self._directory = directory
         self._bounds = bounds
+        self._requests = _AnswerableRequests(nc, replies)
         self._service: Service | None = None
         self._listings: dict[str, tuple[GroupState, pb.Group]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,7 +115,7 @@ class GroupService:
             metadata={"coordinator": self._id},
         )
         # Not nats.micro.add_service: its service would keep its subscriptions if its start failed.
-        self._service = service = Service(self._nc, config)
+        self._service = service = Service(cast("Client", self._requests), config)
         starting = asyncio.create_task(service.start(), name="start group service")
         try:
             await asyncio.shield(starting)
@@ -267,6 +284,43 @@ class GroupService:
         return pb.FetchOffsetsResponse(
             offsets=offset_messages(await host.run(lambda group, _: group.committed(wanted)))
         )
+
+
+class _AnswerableRequests:
+    """What a micro service uses of a connection, without requests whose reply subject gets no answer.
+
+    nats.micro answers some requests by itself, so they are checked before it gets them. A request without a
+    reply subject is passed on: it gets no answer.
+
+    Args:
+        nc: NATS connection.
+        replies: Decides which reply subjects get an answer.
+    """
+
+    def __init__(self, nc: Client, replies: ReplySubjects) -> None:
+        self._nc = nc
+        self._replies = replies
+        self._throttle = Throttle()
+        self._nuid = NUID()  # of which nats.micro makes the id of the service
+
+    async def subscribe(
+        self, subject: str, queue: str = "", cb: Callable[[Msg], Awaitable[None]] | None = None
+    ) -> Subscription:
+        """Subscribe like ``nc``."""
+        assert cb is not None  # nats.micro always gives one
+
+        async def handle(msg: Msg) -> None:
+            if not msg.reply or self._replies.allows(msg.reply):
+                await cb(msg)
+            elif self._throttle.admits("reply", asyncio.get_running_loop().time()):
+                shown = msg.reply[:_LONGEST_SHOWN]
+                log.warning("a request on %s was dropped, its reply subject is no inbox: %r", subject, shown)
+
+        return await self._nc.subscribe(subject, queue=queue, cb=handle)
+
+    async def flush(self) -> None:
+        """Flush ``nc``."""
+        await self._nc.flush()
 
 
 async def _respond(request: Request, answer: Message) -> None:

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import nats.errors
 
-from liftenvelope._checks import as_seconds
+from liftenvelope._checks import as_inboxes, as_seconds
 from liftenvelope.errors import GroupError, UsageError, UsageTypeError
 from liftenvelope.group._event_log import log, logged
 from liftenvelope.group._keeping import LeaseKeeper
@@ -27,6 +27,7 @@ from liftenvelope.group.events import GroupEventHandler, LeaseLost, warn
 from liftenvelope.group.names import changed_subject, check_prefix, check_token, controller_subject
 from liftenvelope.group.state import GroupState, Phase, TopicSpec
 from liftenvelope.jetstream import JetStream
+from liftenvelope.nats.replies import ReplySubjects, inbox_prefix_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -61,6 +62,10 @@ class Coordinator:
         timeout: Seconds for one request to JetStream. Default 5.
         domain: JetStream domain of the bucket. Default: the server's own.
         on_event: Called with background events. Default: warns of assignors that fail.
+        allowed_inboxes: Prefixes of the inboxes of members and clients, besides ``_INBOX.`` and the prefix of
+            the inboxes of ``nc``. Needed if they connect with ``nats.connect(inbox_prefix=...)``. A request
+            with another reply subject is dropped, so that nobody publishes with the coordinator's
+            permissions. ``">"`` allows every subject that is not internal. Default: none.
 
     Raises:
         UsageError: An argument is malformed.
@@ -88,6 +93,7 @@ class Coordinator:
         timeout: float = 5.0,
         domain: str | None = None,
         on_event: GroupEventHandler | None = None,
+        allowed_inboxes: Iterable[str] = (),
     ) -> None:
         self._nc = nc
         self._id = uuid4().hex if coordinator_id is None else check_token("coordinator_id", coordinator_id)
@@ -108,6 +114,7 @@ class Coordinator:
         elif sources:
             raise UsageError("sources and bounds exclude each other; leave one of them out")
         self._bounds = bounds
+        self._allowed_inboxes = as_inboxes("allowed_inboxes", allowed_inboxes)
         self._keeper: LeaseKeeper | None = None
         self._directory: Directory | None = None
         self._service: GroupService | None = None
@@ -190,7 +197,8 @@ class Coordinator:
             on_changed=self._changed,
             on_event=self._on_event,
         )
-        self._service = GroupService(self._nc, self._prefix, self._id, self._directory, self._bounds)
+        replies = ReplySubjects((inbox_prefix_of(self._nc), *self._allowed_inboxes))
+        self._service = GroupService(self._nc, self._prefix, self._id, self._directory, self._bounds, replies)
         try:
             await keeper.claim()
             await self._service.start()

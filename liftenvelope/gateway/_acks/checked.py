@@ -17,7 +17,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from liftenvelope._native import acks
 from liftenvelope.envelope import Ack, Message, marshal_ack, unmarshal_message
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -56,7 +55,7 @@ class CheckedIntake:
         js: JetStream, for its API and connection.
         record: Record of the stream.
         partition: Number of the partition.
-        inboxes: Allowed ack inboxes.
+        inboxes: Allowed ack inboxes and reply subjects.
         on_error: Called with the error if a message is not stored for a reason other than its offset.
     """
 
@@ -87,7 +86,7 @@ class CheckedIntake:
         """
         subject = self._record.subject_of(self._partition)
         # A queue group, so that each message is stored once even while two gateways believe that they lead.
-        for queued, handler in ((subject, self._take), (_probe(self._record, self._partition), _answer)):
+        for queued, handler in ((subject, self._take), (_probe(self._record, self._partition), self._answer)):
             subscription = await self._link.subscribe(queued, handler, queue=self._intake[:-1])
             self._subscriptions.append(subscription)
 
@@ -100,6 +99,10 @@ class CheckedIntake:
             task.cancel()
         if self._sending:
             await asyncio.wait(self._sending)
+
+    async def _answer(self, msg: Msg) -> None:
+        if self._inboxes.replies.allows(msg.reply):
+            self._send(msg.reply, b"")
 
     async def _take(self, msg: Msg) -> None:
         """Publish a message. nats-py passes on the next one after this one is sent, which keeps the order."""
@@ -129,8 +132,7 @@ class CheckedIntake:
             self._refuse(msg, message)
         elif isinstance(error, LiftEnvelopeError) and not isinstance(error, NoJetStreamError):
             self._on_error(error)  # else the partition is paused or readonly: no ack
-        # nats-server has checked the subject that the publisher may publish to, and not the reply subject.
-        if acks.is_ack_inbox(msg.reply.encode()):
+        if self._inboxes.replies.allows(msg.reply):
             self._send(msg.reply, _pub_ack(stored, error))
 
     def _refuse(self, msg: Msg, message: Message) -> None:
@@ -176,10 +178,6 @@ def _pub_ack(stored: asyncio.Future[PubAck], error: BaseException | None) -> byt
 
 def _probe(record: StreamRecord, partition: int) -> str:
     return f"_lift.intake.{record.id}.{partition}"
-
-
-async def _answer(msg: Msg) -> None:
-    await msg.respond(b"")
 
 
 async def wait_for_intakes(js: JetStream, known: Callable[[], StreamRecord | None]) -> None:

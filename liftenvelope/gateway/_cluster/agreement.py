@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from liftenvelope.gateway._cluster.brokers import LiveBrokers
     from liftenvelope.gateway._cluster.registry import StreamRegistry
     from liftenvelope.jetstream.context import JetStream
+    from liftenvelope.nats.replies import ReplySubjects
 
 __all__ = ["Agreement"]
 
@@ -49,13 +50,17 @@ class Agreement:
         js: JetStream, for its connection.
         registry: Streams that this gateway has seen.
         brokers: The live gateways.
+        replies: Decides which reply subjects get an answer.
     """
 
-    def __init__(self, js: JetStream, registry: StreamRegistry, brokers: LiveBrokers) -> None:
+    def __init__(
+        self, js: JetStream, registry: StreamRegistry, brokers: LiveBrokers, replies: ReplySubjects
+    ) -> None:
         self._api = js.api
         self._link = Link(js.api.nc)
         self._registry = registry
         self._brokers = brokers
+        self._replies = replies
         self._subscription: Subscription | None = None
         self._answering: set[asyncio.Task[None]] = set()
 
@@ -94,7 +99,7 @@ class Agreement:
             return  # the gateway is dead or cut off: it reads the records when it is back
 
     async def _asked(self, msg: Msg) -> None:
-        if len(self._answering) >= _MOST:
+        if len(self._answering) >= _MOST or not self._replies.allows(msg.reply):
             return
         # In a task, because nats-py passes on the next message only after this callback returns.
         task = asyncio.get_running_loop().create_task(self._answer(msg))

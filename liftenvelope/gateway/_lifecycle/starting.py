@@ -44,6 +44,7 @@ from liftenvelope.gateway._streams.service import StreamService
 from liftenvelope.group.errors import GroupUnavailableError
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.nats.acceleration import accelerate
+from liftenvelope.nats.replies import inbox_prefix_of
 from liftenvelope.rpc.address import Address, parse_address
 from liftenvelope.rpc.server import Server
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -276,7 +277,8 @@ class _Start:
             self._stack.push_async_callback(read_js.close)
         for budget in map(budget_of, {nc, self._setup.read_nc}):  # all readers of a connection share one
             budget.total, budget.inactivity = limits.max_pull_bytes, limits.consumer_inactivity
-        own = {_inbox_prefix(one) for one in (nc, self._setup.read_nc)}
+        own = {inbox_prefix_of(one) for one in (nc, self._setup.read_nc)}
+        inboxes = AckInboxes(limits.allowed_ack_inboxes, own)
         copies = CopyAcks(nc)
         self._stack.push_async_callback(copies.close)
         registry = StreamRegistry(js, self._changes.stream_changed, replicas=replicas)
@@ -290,7 +292,7 @@ class _Start:
             replicas=replicas,
         )
         self._changes.broker_listeners.append(lambda: self._reads.leaders_changed(brokers.is_leader))
-        agreement = Agreement(js, registry, brokers)
+        agreement = Agreement(js, registry, brokers, inboxes.replies)
         for part in (registry, brokers, agreement):
             await self._start_part(part)
         return Core(
@@ -305,7 +307,7 @@ class _Start:
             copies=copies,
             subjects=ClientSubjects(own),
             # Acks of copying partitions go to inboxes of the gateways.
-            ack_inboxes=AckInboxes(limits.allowed_ack_inboxes, own),
+            ack_inboxes=inboxes,
             quotas=Quotas(limits),
             activity=ActivityLog(
                 js,
@@ -370,11 +372,6 @@ class _Start:
         following = asyncio.create_task(follow(file, watch), name="log of nats-server")
         self._stack.push_async_callback(_stop, following)
         return watch
-
-
-def _inbox_prefix(nc: Client) -> str:
-    """Return the prefix of a connection's inboxes, including the last dot."""
-    return nc.new_inbox().rpartition(".")[0] + "."
 
 
 async def _stop(task: asyncio.Task[None]) -> None:

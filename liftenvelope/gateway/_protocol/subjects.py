@@ -16,8 +16,8 @@ from liftenvelope import _wire as w
 from liftenvelope._logs.throttle import Throttle
 from liftenvelope._native import acks
 from liftenvelope.errors import UsageError
-from liftenvelope.gateway.limits import ANY_SUBJECT
 from liftenvelope.jetstream.names import check_filter
+from liftenvelope.nats.replies import ReplySubjects
 from liftenvelope.nats.subjects import publish_subject
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -97,6 +97,7 @@ class AckInboxes:
     Attributes:
         prefixes: Allowed prefixes of the ack inbox of an envelope on NATS; an empty prefix allows any that is
             not internal.
+        replies: Decides which reply subjects get an answer.
 
     Example:
         >>> inboxes = AckInboxes(["_INBOX."])
@@ -112,8 +113,9 @@ class AckInboxes:
         shared = (_INBOXES, *allowed)
         self._private = tuple(one for one in own if not any(prefix.startswith(one) for prefix in shared))
         self._names = ", ".join(map(repr, allowed)) or "none"
-        self._allowed = tuple(b"" if prefix == ANY_SUBJECT else prefix.encode() for prefix in allowed)
+        self._allowed = tuple(b"" if prefix == w.ANY_SUBJECT else prefix.encode() for prefix in allowed)
         self.prefixes = (*self._allowed, *(prefix.encode() for prefix in own))
+        self.replies = ReplySubjects((*allowed, *own))
         self._throttle = Throttle()
 
     def allows(self, inbox: str) -> bool:

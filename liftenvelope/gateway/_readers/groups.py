@@ -140,6 +140,7 @@ class GroupFace:
             bounds=self._bounds,
             domain=core.options.domain,
             on_event=self._on_event,
+            allowed_inboxes=core.options.limits.allowed_ack_inboxes,
         )
         self._jetstream_bounds = jetstream_bounds(core.js)
         self._calls = GroupCalls(core.nc, timeout=timeout)

@@ -234,17 +234,30 @@ async def test_a_publisher_that_asks_jetstream_gets_its_answer(
     assert refused["error"]["err_code"] == 10071
 
 
-async def test_ack_of_a_raw_publish_goes_to_no_internal_subject(
+async def test_ack_of_a_raw_publish_goes_to_inboxes_alone(client: Client, nc: NatsClient, name: str) -> None:
+    await client.create_stream(name, name, optimistic_concurrency=True)
+    others = [f"$KV.{name}.a", f"_lift.{name}", f"liftenvelope.groups.{name}", f"{name}.acks"]
+    spies = [await nc.subscribe(subject) for subject in others]
+    sound = await nc.subscribe(f"_INBOX.{name}")
+    for reply in (*others, f"_INBOX.{name}"):
+        await nc.publish(name, b"x", reply=reply)
+    assert json.loads((await sound.next_msg(60)).data)["seq"] == 5
+    assert [spy.pending_msgs for spy in spies] == [0, 0, 0, 0]
+
+
+async def test_questions_of_gateways_are_answered_to_inboxes_alone(
     client: Client, nc: NatsClient, name: str
 ) -> None:
+    probes = await nc.subscribe("_lift.intake.>")
     await client.create_stream(name, name, optimistic_concurrency=True)
-    internal = [f"$KV.{name}.a", f"_lift.{name}", f"liftenvelope.groups.{name}"]
-    spies = [await nc.subscribe(subject) for subject in internal]
-    sound = await nc.subscribe(f"{name}.acks")
-    for reply in (*internal, f"{name}.acks"):
-        await nc.publish(name, b"x", reply=reply)
-    assert json.loads((await sound.next_msg(60)).data)["seq"] == 4
-    assert [spy.pending_msgs for spy in spies] == [0, 0, 0]
+    probe = await probes.next_msg(60)
+    seen = json.dumps({"name": name, "revision": 0}).encode()
+    for question, payload in ((probe.subject, b""), ("_lift.seen.first", seen)):
+        spy, sound = await nc.subscribe(f"$KV.{name}.a"), await nc.subscribe(f"_INBOX.{name}")
+        for reply in (f"$KV.{name}.a", f"_INBOX.{name}"):
+            await nc.publish(question, payload, reply=reply)
+        assert (await sound.next_msg(60)).data == b""
+        assert spy.pending_msgs == 0
 
 
 async def test_the_next_leader_goes_on(own_nats: NatsServer, nc: NatsClient, name: str) -> None:

@@ -42,7 +42,7 @@ from liftenvelope.group import (
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.names import METHODS
 from liftenvelope.group.wire import error_message
-from liftenvelope.testing import FaultProxy, NatsServer
+from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from tests.integration.conftest import connect
 
 from .play import LONG, PATIENCE, Play, coordinator, eventually
@@ -400,6 +400,62 @@ class TestService:
         with pytest.raises(nats.errors.NoRespondersError):
             await nc.request(f"{one.subject}.ListGroups", b"", timeout=PATIENCE)
 
+    async def test_request_with_a_reply_subject_that_is_no_inbox_is_dropped(
+        self, nc: Client, name: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        create = pb.CreateGroupRequest(name=name).SerializeToString()
+        async with coordinator(nc, prefix=name, bucket=name, coordinator_id=name) as running:
+            for subject, payload in (
+                (f"{name}.any.ListGroups", b""),
+                (f"{running.subject}.Heartbeat", b""),
+                (f"{name}.any.CreateGroup", create),
+                ("$SRV.PING.liftenvelope-groups", b""),
+            ):
+                others = [f"$KV.{name}.a", f"{name}.any.b", f"orders.{name}"]
+                spies = [await nc.subscribe(other) for other in others]
+                for other in others:
+                    await nc.publish(subject, payload, reply=other)
+                # Answered after those, as requests of one connection are taken in their order.
+                await nc.request(subject, b"", timeout=PATIENCE)
+                assert [spy.pending_msgs for spy in spies] == [0, 0, 0]
+            assert not (await GroupClient(nc, prefix=name).list_groups()).groups
+        assert "its reply subject is no inbox: '$KV." in caplog.text
+
+    @pytest.mark.parametrize("is_own", [True, False])
+    async def test_inbox_prefixes_of_the_coordinator_and_of_the_option_get_answers(
+        self, jetstream_server: NatsServer, nc: Client, name: str, is_own: bool
+    ) -> None:
+        member = await connect(jetstream_server.url, inbox_prefix="team.inboxes")
+        options = {} if is_own else {"allowed_inboxes": ("team.",)}
+        async with coordinator(member if is_own else nc, prefix=name, bucket=name, **options):
+            assert not (await GroupClient(member, prefix=name, timeout=PATIENCE).list_groups()).groups
+        await member.close()
+
+    async def test_member_of_another_account_gets_answers(self, name: str) -> None:
+        config = {
+            "accounts": {
+                "A": {
+                    "jetstream": True,
+                    "users": [{"user": "a", "password": "a"}],
+                    "exports": [{"service": f"{name}.>"}],
+                },
+                "B": {
+                    "users": [{"user": "b", "password": "b"}],
+                    "imports": [{"service": {"account": "A", "subject": f"{name}.>"}}],
+                },
+            }
+        }
+        with run_nats_server(jetstream=True, config=config) as server:
+            here = await connect(server.url, user="a", password="a")
+            there = await connect(server.url, user="b", password="b")
+            async with coordinator(here, prefix=name, bucket=name):
+                seen = await here.subscribe(f"{name}.any.ListGroups")
+                await here.flush()
+                assert not (await GroupClient(there, prefix=name, timeout=PATIENCE).list_groups()).groups
+                assert not (await seen.next_msg(PATIENCE)).reply.startswith("_INBOX.")
+            await here.close()
+            await there.close()
+
     async def test_options(self, nc: Client) -> None:
         for options in (
             {"coordinator_id": "a.b"},
@@ -409,6 +465,7 @@ class TestService:
             {"lease": 0},
             {"assignors": {"sticky": sticky}},
             {"assignors": {"mine": 1}},
+            {"allowed_inboxes": ("",)},
         ):
             with pytest.raises(UsageError):
                 Coordinator(nc, **options)

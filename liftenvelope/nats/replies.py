@@ -1,0 +1,57 @@
+"""Decides which reply subjects a responder answers.
+
+nats-server checks the subject that a client publishes to, but not the reply subject that the client names. A
+responder that answers any reply subject publishes where its own permissions allow and the client's do not:
+to JetStream's API, to a bucket, to the subject of a stream. So answers go to inboxes alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope import _wire as w
+from liftenvelope._native import acks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nats.aio.client import Client
+
+__all__ = ["ReplySubjects", "inbox_prefix_of"]
+
+#: Default inboxes of NATS clients, and the subjects that nats-server puts in place of an inbox when a request
+#: comes from another account.
+_INBOXES: Final = ("_INBOX.", "_R_.")
+#: nats-server puts this and two hashes in front of an inbox when a request comes from another cluster.
+_ROUTED: Final = "_GR_."
+_ROUTED_TOKENS: Final = 3
+
+
+class ReplySubjects:
+    """Decides which reply subjects a responder answers.
+
+    Args:
+        allowed: Allowed prefixes besides ``_INBOX.``. ``">"`` allows every subject that is not internal.
+
+    Example:
+        >>> replies = ReplySubjects(["team."])
+        >>> [replies.allows(reply) for reply in ("_INBOX.a.1", "team.a.1", "_GR_.a.b._INBOX.c")]
+        [True, True, True]
+        >>> [replies.allows(reply) for reply in ("orders", "$JS.API.INFO", "_GR_.a.b.$JS.API.INFO")]
+        [False, False, False]
+    """
+
+    def __init__(self, allowed: Iterable[str] = ()) -> None:
+        self._prefixes = tuple(b"" if one == w.ANY_SUBJECT else one.encode() for one in (*_INBOXES, *allowed))
+
+    def allows(self, reply: str) -> bool:
+        """Return whether an answer may go to this subject. False for no reply subject."""
+        if reply.startswith(_ROUTED):
+            reply = reply.split(".", _ROUTED_TOKENS)[-1]
+        is_allowed: bool = acks.is_ack_inbox(reply.encode("utf-8", "replace"), self._prefixes)
+        return is_allowed
+
+
+def inbox_prefix_of(nc: Client) -> str:
+    """Return the prefix of a connection's inboxes, including the last dot."""
+    return nc.new_inbox().rpartition(".")[0] + "."
