@@ -244,7 +244,7 @@ FAMILIES: Final[tuple[MetricFamily, ...]] = (
     _counter(
         "refused_connections_total",
         "Connections closed at once because of max_connections or too few file descriptors.",
-        lambda running: running.server.refused_connections,
+        lambda running: running.server.places.refused,
     ),
     MetricFamily("open_calls", "gauge", "Open calls.", ("method",), run=_open_calls),
     MetricFamily(

@@ -296,7 +296,7 @@ class MonitorServer:
         )
         pages.app.on_response_prepare.append(self._connections.close_afterwards)
         self._listener = Listener(
-            self._connections.new, tls=None, is_full=lambda _: False, handshake_timeout=_STUCK
+            self._connections.new, tls=None, admits=lambda *_: True, handshake_timeout=_STUCK
         )
 
     async def start(self, address: Address) -> str:

@@ -2,7 +2,7 @@
 
 asyncio's own server has no connection limit, and logs a hundred tracebacks a second when the process runs out
 of descriptors. Here a connection above the limit is closed as soon as it is accepted, before a TLS handshake
-allocates 300 KiB for it. Each kind of failure is logged at most once a minute.
+allocates 300 KiB for it, unless another one makes room. Each kind of failure is logged at most once a minute.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ import asyncio
 import logging
 import os
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._logs.throttle import Throttle
 from liftenvelope.errors import TransportError
+from liftenvelope.rpc._places import client_of
 from liftenvelope.rpc.address import Address
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
+
+    from liftenvelope.rpc._places import Occupant
 
 __all__ = ["Listener"]
 
@@ -29,13 +33,35 @@ _TLS_SHUTDOWN_TIMEOUT: Final = 1.0
 _PAUSE: Final = 0.5
 
 
+class _Handshake:
+    """Handshake in progress.
+
+    Args:
+        all_: The handshakes in progress, with their tasks.
+        client: Client of the connection.
+        now: Current time of the event loop.
+    """
+
+    is_idle, standing = True, 0
+
+    def __init__(self, all_: dict[_Handshake, asyncio.Task[None]], client: str, now: float) -> None:
+        self._all = all_
+        self.client = client
+        self.active_at = now
+
+    def give_up(self) -> None:
+        """End the handshake, and close the connection."""
+        self._all.pop(self).cancel()
+
+
 class Listener:
     """Listens on an address and creates a protocol for each connection.
 
     Args:
         new_protocol: Creates the protocol of a new connection.
         tls: TLS context, None for plain TCP.
-        is_full: Takes the number of handshakes in progress; returns True if the connection limit is reached.
+        admits: Takes the client of a new connection and the handshakes in progress. It may close others, and
+            returns False if the new connection is to be closed.
         handshake_timeout: Seconds for a TLS handshake.
     """
 
@@ -44,16 +70,16 @@ class Listener:
         new_protocol: Callable[[], asyncio.BaseProtocol],
         *,
         tls: ssl.SSLContext | None,
-        is_full: Callable[[int], bool],
+        admits: Callable[[str, Collection[Occupant]], bool],
         handshake_timeout: float,
     ) -> None:
         self._new_protocol = new_protocol
         self._tls = tls
-        self._is_full = is_full
+        self._admits = admits
         self._handshake_timeout = handshake_timeout
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[_Handshake, asyncio.Task[None]] = {}
         self._throttle = Throttle()
 
     @property
@@ -93,31 +119,38 @@ class Listener:
 
     def close(self) -> None:
         """Stop accepting. Open connections stay open; handshakes in progress are cancelled."""
-        for task in (*self._accepting, *self._opening):
+        for task in (*self._accepting, *self._opening.values()):
             task.cancel()
         for listening in self._sockets:
             listening.close()
 
     async def wait_closed(self) -> None:
         """Wait until the tasks cancelled by :meth:`close` have ended."""
-        await asyncio.gather(*self._accepting, *self._opening, return_exceptions=True)
+        await asyncio.gather(*self._accepting, *self._opening.values(), return_exceptions=True)
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            # sock_accept() does not yield while connections wait. Those accepted before must get on, or a
+            # burst of silent ones would take the place of a client that has not yet been heard.
+            await asyncio.sleep(0)
             try:
-                accepted, _ = await loop.sock_accept(listening)
+                accepted, peer = await loop.sock_accept(listening)
             except OSError as exc:
                 self._warn("accept", "no connection can be accepted: %s", exc)
                 await asyncio.sleep(_PAUSE)
                 continue
-            if self._is_full(len(self._opening)):
+            client = client_of(peer)
+            if not self._admits(client, self._opening):
                 accepted.close()
-                self._warn("full", "a connection was closed: as many are open as the limits allow")
                 continue
+            opening = _Handshake(self._opening, client, loop.time())
             task = asyncio.create_task(self._open(accepted), name="open a connection")
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+            self._opening[opening] = task
+            task.add_done_callback(partial(self._opened, opening))
+
+    def _opened(self, opening: _Handshake, _: asyncio.Task[None]) -> None:
+        self._opening.pop(opening, None)
 
     async def _open(self, accepted: socket.socket) -> None:
         is_tls = self._tls is not None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.rpc._budget import Budget
 from liftenvelope.rpc._events import CallEnded, CallStarted, Event, MessagesReceived, RequestsEnded
 from liftenvelope.rpc._link import Flow, Incoming, TransportLink
+from liftenvelope.rpc._places import ConnectionPlaces, client_of
 from liftenvelope.rpc._server_side import ServerConnection
 from liftenvelope.rpc._turns import PieceOutcome, Turns
 from liftenvelope.rpc.limits import DEFAULT_LIMITS, ServerLimits
@@ -28,8 +28,6 @@ __all__ = ["Handler", "Server", "ServerCall", "unary"]
 
 #: Events in one piece of work. Each new call starts a task, which takes longer than its frames.
 _MOST_EVENTS: Final = 6
-#: File descriptors reserved for the rest of the process.
-_RESERVED_DESCRIPTORS: Final = 64
 #: Checks for silent clients per timeout.
 _SWEEPS: Final = 8
 
@@ -132,6 +130,9 @@ class _ServerLink(TransportLink[ServerConnection]):
         self._timers: dict[int, asyncio.TimerHandle] = {}
         #: Client certificate, if it was verified.
         self.peer_certificate: Mapping[str, Any] | None = None
+        self._has_called = False
+        #: Client that the connection counts for.
+        self.client = ""
         self._opened_at = self.active_at = self.loop.time()
         self._backlog = b""
         self._working = False
@@ -152,6 +153,7 @@ class _ServerLink(TransportLink[ServerConnection]):
                 check_protocol(secured, "the client")
             except TransportError as exc:
                 self.fail(str(exc))
+        self.client = client_of(transport.get_extra_info("peername"), self.peer_certificate)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Unregister the connection and end its calls."""
@@ -225,6 +227,25 @@ class _ServerLink(TransportLink[ServerConnection]):
             self.flush()
             self.fail("the connection was idle")
 
+    @property
+    def is_idle(self) -> bool:
+        """True while the connection has no call."""
+        return not self.tasks
+
+    @property
+    def standing(self) -> int:
+        """Rank of the connection among idle ones: see :class:`~liftenvelope.rpc._places.Occupant`."""
+        return self.protocol.greeted + self._has_called
+
+    def give_up(self) -> None:
+        """Close the connection at once, to make room for another one."""
+        self.protocol.go_away()
+        self.flush()
+        self.dispatch(self.protocol.connection_lost("another connection needed the place"))
+        if self._transport is not None and not self.closed.done():
+            self._transport.abort()
+        self._server.links.discard(self)
+
     def abort_if_stuck(self) -> None:
         """Abort the connection if it had already failed at the previous check: its client reads nothing."""
         if self._was_failed and self._transport is not None:
@@ -252,6 +273,7 @@ class _ServerLink(TransportLink[ServerConnection]):
 
     def _start(self, event: CallStarted) -> None:
         call_id = event.call_id
+        self._has_called = True
         if self._server.is_full:
             self._server.refused_calls += 1
             text = f"all clients together have {self._server.calls} calls open: try again later"
@@ -326,8 +348,10 @@ class Server:
         self._listener: Listener | None = None
         #: Number of open calls, of all clients.
         self.calls = 0
-        #: Numbers of calls and of connections refused because of a limit.
-        self.refused_calls = self.refused_connections = 0
+        #: Decides which connections stay open.
+        self.places = ConnectionPlaces(self.links, limits.max_connections)
+        #: Number of calls refused because of a limit.
+        self.refused_calls = 0
         #: Order in which the connections handle their frames.
         self.turns = Turns()
 
@@ -357,7 +381,7 @@ class Server:
         if tls is not None:
             offer_http2(tls)
         timeout = self._limits.handshake_timeout
-        listener = Listener(self._new_link, tls=tls, is_full=self._is_full, handshake_timeout=timeout)
+        listener = Listener(self._new_link, tls=tls, admits=self.places.admits, handshake_timeout=timeout)
         await listener.start(host, port)
         self._listener = listener
         self._sweep()
@@ -376,14 +400,6 @@ class Server:
             raise UsageError("the server does not listen: call start() first")
         offer_http2(tls)
         self._listener.replace_tls(tls)
-
-    def _is_full(self, opening: int) -> bool:
-        # The process needs spare descriptors, for example to reconnect to its own servers.
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        spared = max(descriptors - _RESERVED_DESCRIPTORS, descriptors // 2)
-        is_full = len(self.links) + opening >= min(self._limits.max_connections, spared)
-        self.refused_connections += is_full
-        return is_full
 
     @property
     def unread_bytes(self) -> int:

@@ -114,7 +114,7 @@ class HttpServer:
         )
         app.on_response_prepare.append(self._connections.close_afterwards)
         self._listener = Listener(
-            self._connections.new, tls=None, is_full=lambda _: False, handshake_timeout=_HANDSHAKE
+            self._connections.new, tls=None, admits=lambda *_: True, handshake_timeout=_HANDSHAKE
         )
 
     async def start(self, host: str, port: int) -> str:

@@ -167,7 +167,12 @@ async def requests(place: Place) -> None:
 @case("max_connections")
 async def connections(place: Place) -> None:
     async with place.gateway(max_connections=2) as gateway:
-        async with await Channel.connect(gateway.address) as one, await Channel.connect(gateway.address):
+        async with (
+            await Channel.connect(gateway.address) as one,
+            await Channel.connect(gateway.address) as two,
+        ):
+            for channel in (one, two):
+                assert await channel.server_stream(WATCH, b"").receive()
             await closed_after(gateway.address, b"")
             await one.unary(CHECK, b"", timeout=PATIENCE)
 

@@ -268,7 +268,15 @@ async def test_calls_beyond_the_limit_wait() -> None:
 async def test_connections_above_the_limit_are_closed_at_once(service: Service) -> None:
     async with Server(service.methods(), limits=ServerLimits(max_connections=2)) as server:
         await server.start()
-        async with await Channel.connect(server.address) as first, await Channel.connect(server.address):
+        async with (
+            await Channel.connect(server.address) as first,
+            await Channel.connect(server.address) as other,
+            first.bidi("/test/chat") as one,
+            other.bidi("/test/chat") as two,
+        ):
+            for call in (one, two):
+                await call.send([b"open"])
+                assert await anext(call) == b"open"
             host, port = server.address.rsplit(":", 1)
             reader, writer = await asyncio.open_connection(host, int(port))
             assert await reader.read() == b""

@@ -1,0 +1,98 @@
+"""One client can't keep others out by the connections that it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
+
+import pytest
+import trustme
+
+from liftenvelope.errors import TransportError
+from liftenvelope.rpc.aio import Channel
+from liftenvelope.rpc.limits import ServerLimits
+from liftenvelope.rpc.server import Server, ServerCall, unary
+
+PATIENCE = 120.0
+PLACES = 20
+
+
+async def echo(request: bytes) -> bytes:
+    return request
+
+
+async def chat(call: ServerCall) -> None:
+    while (requests := await call.receive()) is not None:
+        await call.send(requests)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    limits = ServerLimits(max_connections=PLACES)
+    async with Server({"/test/echo": unary(echo), "/test/chat": chat}, limits=limits) as server:
+        await server.start()
+        yield server
+
+
+async def silent(
+    server: Server, source: str = "127.0.0.1"
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a connection from an address, and send nothing."""
+    host, port = server.address.rsplit(":", 1)
+    return await asyncio.open_connection(host, int(port), local_addr=(source, 0))
+
+
+async def is_closed(reader: asyncio.StreamReader) -> None:
+    """Wait until the server has closed the connection."""
+    async with asyncio.timeout(PATIENCE):
+        with suppress(ConnectionError):
+            await reader.read()
+
+
+async def test_silent_connections_make_room_for_others_and_served_ones_stay(server: Server) -> None:
+    async with await Channel.connect(server.address) as served:
+        await served.unary("/test/echo", b"1", timeout=PATIENCE)
+        opened = [await silent(server) for _ in range(2 * PLACES)]
+        for reader, _ in opened[: PLACES + 1]:
+            await is_closed(reader)
+        async with await Channel.connect(server.address) as other:
+            assert await other.unary("/test/echo", b"2", timeout=PATIENCE) == b"2"
+        assert await served.unary("/test/echo", b"3", timeout=PATIENCE) == b"3"
+        assert len(server.links) <= PLACES
+        for _, writer in opened:
+            writer.close()
+
+
+async def test_connections_with_open_calls_make_room_for_another_client(server: Server) -> None:
+    async with AsyncExitStack() as stack:
+        calls = []
+        for _ in range(PLACES):
+            channel = await stack.enter_async_context(await Channel.connect(server.address))
+            calls.append(channel.bidi("/test/chat"))
+            await calls[-1].send([b"open"])
+            assert await anext(calls[-1]) == b"open"
+        reader, writer = await silent(server)  # the same client, which has its share
+        await is_closed(reader)
+        writer.close()
+        reader, writer = await silent(server, "127.0.0.2")
+        with pytest.raises(TransportError):
+            await calls[0].receive()
+        assert len(server.links) <= PLACES
+        writer.close()
+
+
+async def test_unfinished_handshakes_make_room() -> None:
+    authority = trustme.CA()
+    tls, trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    authority.configure_trust(trusting)
+    limits = ServerLimits(max_connections=PLACES, handshake_timeout=PATIENCE)
+    async with Server({"/test/echo": unary(echo)}, limits=limits) as server:
+        await server.start(tls=tls)
+        opened = [await silent(server) for _ in range(2 * PLACES)]
+        async with await Channel.connect(server.address, tls=trusting) as channel:
+            assert await channel.unary("/test/echo", b"x", timeout=PATIENCE) == b"x"
+        for _, writer in opened:
+            writer.close()
