@@ -252,7 +252,7 @@ FAMILIES: Final[tuple[MetricFamily, ...]] = (
     ),
     _counter(
         "refused_calls_total",
-        "Calls refused because of max_calls.",
+        "Calls refused because of max_calls or max_calls_per_client.",
         lambda running: running.server.refused_calls,
     ),
     _gauge(

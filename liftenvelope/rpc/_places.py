@@ -23,7 +23,7 @@ from liftenvelope._logs.throttle import Throttle
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Set
 
-__all__ = ["Occupant", "ConnectionPlaces", "client_of", "place_to_free"]
+__all__ = ["ConnectionPlaces", "Occupant", "client_of", "place_to_free"]
 
 _log: Final = logging.getLogger("liftenvelope.rpc")
 #: File descriptors reserved for the rest of the process.

@@ -48,6 +48,9 @@ class ServerLimits:
             calls. Default 1,000.
         max_calls: Calls open at once, of all clients; each takes about 9 KiB. Further calls end with
             RESOURCE_EXHAUSTED. Default 10,000.
+        max_calls_per_client: Calls open at once, of one client: the subject of a certificate or, without one,
+            an address. Further calls end with RESOURCE_EXHAUSTED. Below ``max_calls``, so that one client
+            can't keep the others out. Default 8,000.
         max_unread_bytes_per_call: Bytes of requests that one call may hold unread. Flow control then stops
             the client. Default 1 MiB.
         max_unread_bytes_per_connection: Bytes of requests that all calls of a connection may hold unread.
@@ -80,6 +83,7 @@ class ServerLimits:
     max_connections: int = bounded(1_000)
     max_calls_per_connection: int = bounded(1_000, most=_LARGEST)
     max_calls: int = bounded(10_000)
+    max_calls_per_client: int = bounded(8_000)
     max_unread_bytes_per_call: int = bounded(1 << 20, least=1_024, most=_LARGEST)
     max_unread_bytes_per_connection: int = bounded(16 << 20, least=1_024)
     max_unread_bytes: int = bounded(256 << 20, least=1_024)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from liftenvelope.errors import TransportError, UsageError
@@ -274,12 +275,12 @@ class _ServerLink(TransportLink[ServerConnection]):
     def _start(self, event: CallStarted) -> None:
         call_id = event.call_id
         self._has_called = True
-        if self._server.is_full:
+        if why := self._server.reason_to_refuse(self.client):
             self._server.refused_calls += 1
-            text = f"all clients together have {self._server.calls} calls open: try again later"
-            self.protocol.finish(call_id, StatusCode.RESOURCE_EXHAUSTED, text)
+            self.protocol.finish(call_id, StatusCode.RESOURCE_EXHAUSTED, why)
             return
         self._server.calls += 1
+        self._server.calls_of[self.client] += 1
         handler = self._server.handlers.get(event.method)
         call = ServerCall(self, event)
         # Unknown methods get a flow too: the messages received for them are dropped with it.
@@ -297,6 +298,9 @@ class _ServerLink(TransportLink[ServerConnection]):
     def _done(self, call: ServerCall, task: asyncio.Task[None]) -> None:
         call_id = call.flow.call_id
         self._server.calls -= 1
+        self._server.calls_of[self.client] -= 1
+        if not self._server.calls_of[self.client]:
+            del self._server.calls_of[self.client]
         call.flow.finish()
         del self.flows[call_id], self.tasks[call_id]
         if (timer := self._timers.pop(call_id, None)) is not None:
@@ -346,8 +350,9 @@ class Server:
         self._unread = Budget(limits.max_unread_bytes)
         self._unsent = Budget(limits.max_unsent_bytes)
         self._listener: Listener | None = None
-        #: Number of open calls, of all clients.
+        #: Number of open calls, of all clients and of each.
         self.calls = 0
+        self.calls_of: Counter[str] = Counter()
         #: Decides which connections stay open.
         self.places = ConnectionPlaces(self.links, limits.max_connections)
         #: Number of calls refused because of a limit.
@@ -411,10 +416,13 @@ class Server:
         """Bytes of answers that all connections hold because their clients do not take them."""
         return self._unsent.used
 
-    @property
-    def is_full(self) -> bool:
-        """True if the limit on open calls of all clients is reached."""
-        return self.calls >= self._limits.max_calls
+    def reason_to_refuse(self, client: str) -> str:
+        """Return why a client may not open another call now, empty if it may."""
+        if (own := self.calls_of[client]) >= (most := self._limits.max_calls_per_client):
+            return f"this client has {own} calls open (limit max_calls_per_client is {most}): end some first"
+        if self.calls >= self._limits.max_calls:
+            return f"all clients together have {self.calls} calls open: try again later"
+        return ""
 
     def _sweep(self) -> None:
         """Close the connections of silent clients, and schedule the next check."""

@@ -222,6 +222,28 @@ async def calls_of_all_clients(place: Place) -> None:
                 await asyncio.sleep(0.01)
 
 
+@case("max_calls_per_client")
+async def calls_of_a_client(place: Place) -> None:
+    tls, other_tls = place.client_tls(place.name), place.client_tls(f"{place.name}-other")
+    async with (
+        place.gateway(tls=True, max_calls_per_client=2) as gateway,
+        await Channel.connect(gateway.address, tls=tls) as one,
+        await Channel.connect(gateway.address, tls=tls) as two,
+        await Channel.connect(gateway.address, tls=other_tls) as other,
+    ):
+        watches = [channel.server_stream(WATCH, b"") for channel in (one, two)]
+        for watch in watches:
+            assert await watch.receive()
+        refused = await outcome(two, "FetchMetadata", api_pb2.FetchMetadataRequest())
+        text = "this client has 2 calls open (limit max_calls_per_client is 2): end some first"
+        assert refused == (EXHAUSTED, text)
+        assert await code(other, "FetchMetadata", api_pb2.FetchMetadataRequest()) == StatusCode.OK
+        watches[0].cancel()
+        async with asyncio.timeout(PATIENCE):
+            while await code(two, "FetchMetadata", api_pb2.FetchMetadataRequest()) == EXHAUSTED:
+                await asyncio.sleep(0.01)
+
+
 @case("max_unread_bytes_per_call")
 async def unread_of_a_call(place: Place) -> None:
     async with (
