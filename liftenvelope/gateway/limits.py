@@ -54,6 +54,8 @@ class Limits(ServerLimits):
             RESOURCE_EXHAUSTED. Default 5,000.
         max_partitions_per_client: Total partitions of the streams that a client owns. Further ones are
             refused with RESOURCE_EXHAUSTED. Default 50,000.
+        max_cursors_per_client: New cursors that a client may set at this gateway from its start on. Further
+            ones are refused with RESOURCE_EXHAUSTED; cursors that exist can be set. Default 100,000.
         max_pending_bytes_per_client: Bytes of requests that a client may have pending at this gateway:
             requests without an answer, and published messages without JetStream's ack. Above this limit
             PublishAsync waits, and other requests are refused with RESOURCE_EXHAUSTED. A larger request is
@@ -92,6 +94,7 @@ class Limits(ServerLimits):
     allowed_ack_inboxes: tuple[str, ...] = ("_INBOX.",)
     max_streams_per_client: int = bounded(5_000)
     max_partitions_per_client: int = bounded(50_000)
+    max_cursors_per_client: int = bounded(100_000)
     max_pending_bytes_per_client: int = bounded(128 << 20)
     max_subscriptions_per_client: int = bounded(10_000)
     max_metric_labels: int = bounded(1_000, least=0)

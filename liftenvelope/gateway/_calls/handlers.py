@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.gateway._calls.metadata import MetadataService
+from liftenvelope.gateway._clients.authorization import client_name
 from liftenvelope.gateway._protocol.failures import status_of
 from liftenvelope.gateway._publishing.service import PublishService
 from liftenvelope.gateway._readers.subscribing import SubscribeService
@@ -54,6 +55,10 @@ def handlers(
         groups: Serves the consumer group methods.
         health: Serves the health service.
     """
+
+    async def set_cursor(call: ServerCall, raw: bytes) -> bytes:
+        return await cursors.set(raw, client_name(call.peer_certificate))
+
     counted = partial(_counted, core)
     publishing, metadata = PublishService(core, streams), MetadataService(core, groups)
     subscribing = SubscribeService(core, streams, reads, groups)
@@ -68,7 +73,7 @@ def handlers(
         _API + "PublishAsync": guarded(publishing.publish_async),
         _API + "PublishToSubject": guarded(publishing.publish_to_subject),
         _API + "Subscribe": guarded(core.quotas.limited(subscribing.subscribe)),
-        _API + "SetCursor": guarded(counted(_without_call(cursors.set))),
+        _API + "SetCursor": guarded(counted(set_cursor)),
         _API + "FetchCursor": guarded(counted(_without_call(cursors.fetch))),
         _API + "JoinConsumerGroup": guarded(counted(groups.join)),
         _API + "LeaveConsumerGroup": guarded(counted(groups.leave)),

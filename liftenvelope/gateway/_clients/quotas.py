@@ -1,8 +1,9 @@
-"""Quotas on the streams, partitions, subscriptions and pending bytes of a client.
+"""Quotas on the streams, partitions, cursors, subscriptions and pending bytes of a client.
 
 A client is identified by the common name of its certificate. All clients without a certificate count as one
 client, because nothing distinguishes them. A stream's record names its creator, so every gateway counts the
-same streams, even after a restart. Subscriptions and pending bytes are counted per gateway.
+same streams, even after a restart. Subscriptions, pending bytes and the cursors that a client has made since
+the start are counted per gateway.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["Quotas"]
 
 
 class Quotas:
-    """Counts the streams, partitions, subscriptions and pending bytes of clients and enforces the limits.
+    """Counts what clients hold and enforces their limits.
 
     Args:
         limits: Limits of each client.
@@ -34,6 +35,8 @@ class Quotas:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._subscriptions: Counter[str] = Counter()
+        # By client: hashes of the keys of new cursors. A key set twice, as after a timeout, counts once.
+        self._cursors: dict[str, set[int]] = {}
         self._pending = PendingBytes(limits.max_pending_bytes_per_client)
 
     def check_stream(self, registry: StreamRegistry, record: StreamRecord) -> None:
@@ -86,6 +89,29 @@ class Quotas:
             error = _exhausted(client, text, "max_pending_bytes_per_client", most)
             raise RpcError(error.code, f"{error.description}: wait for answers before sending more")
         return held
+
+    def count_cursor(self, client: str, key: str) -> bool:
+        """Count a cursor as new; return False if it was counted before.
+
+        Args:
+            client: Name of the client.
+            key: Key of the cursor.
+
+        Raises:
+            RpcError: RESOURCE_EXHAUSTED: the client would exceed its quota of new cursors.
+        """
+        made, most = self._cursors.setdefault(client, set()), self._limits.max_cursors_per_client
+        if hash(key) in made:
+            return False
+        if len(made) >= most:
+            text = f"{len(made)} new cursors since this gateway started"
+            raise _exhausted(client, text, "max_cursors_per_client", most)
+        made.add(hash(key))
+        return True
+
+    def uncount_cursor(self, client: str, key: str) -> None:
+        """Take back :meth:`count_cursor`, because the cursor was not new."""
+        self._cursors[client].discard(hash(key))
 
     def limited(self, subscribe: Handler) -> Handler:
         """Wrap the handler of Subscribe so that it refuses clients that have reached their quota.

@@ -322,7 +322,7 @@ class _Start:
         options = core.options
         for name in (CURSORS, ACTIVITY):
             await ensure_stream(name, core.registry, streams, maker=options.id, replicas=options.replicas)
-        cursors = await CursorService.open(core.js, options.limits, replicas=options.replicas)
+        cursors = await CursorService.open(core.js, options.limits, core.quotas, replicas=options.replicas)
         await self._start_part(core.activity)
         return cursors
 

@@ -14,19 +14,22 @@ from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope._checks import MAX_INT64
 from liftenvelope._pb import api_pb2
-from liftenvelope.errors import InternalError
+from liftenvelope.errors import InternalError, WrongLastSequenceError
 from liftenvelope.gateway._protocol.names import encode_name
 from liftenvelope.gateway._protocol.requests import read_request
 from liftenvelope.jetstream.bucket import Bucket, BucketEntry
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
+    from liftenvelope.gateway._clients.quotas import Quotas
     from liftenvelope.gateway.limits import Limits
     from liftenvelope.jetstream.context import JetStream
 
 __all__ = ["CursorService", "cursor_key"]
 
 BUCKET: Final = "lift_cursors"
+#: Most keys that are known to be stored.
+_MOST_KNOWN: Final = 100_000
 #: Offset that means "no cursor".
 _MISSING: Final = -1
 
@@ -58,19 +61,24 @@ class CursorService:
     Args:
         bucket: Bucket of the cursors.
         limits: Bounds of the names in requests.
+        quotas: Counts the new cursors of clients.
     """
 
-    def __init__(self, bucket: Bucket, limits: Limits) -> None:
+    def __init__(self, bucket: Bucket, limits: Limits, quotas: Quotas) -> None:
         self._bucket = bucket
         self._limits = limits
+        self._quotas = quotas
+        # Hashes of keys that are stored. They need no check whether their cursor is new.
+        self._known: set[int] = set()
 
     @classmethod
-    async def open(cls, js: JetStream, limits: Limits, *, replicas: int = 1) -> Self:
+    async def open(cls, js: JetStream, limits: Limits, quotas: Quotas, *, replicas: int = 1) -> Self:
         """Create the bucket if it does not exist; return the service.
 
         Args:
             js: JetStream.
             limits: Bounds of the names in requests.
+            quotas: Counts the new cursors of clients.
             replicas: Number of replicas of the bucket. Default 1.
         """
         bucket = Bucket(js, BUCKET, replicas=replicas)
@@ -78,14 +86,44 @@ class CursorService:
         # In a cluster, a new leader may not know a bucket created just now. The error makes the gateway start
         # again.
         await bucket.last_revision()
-        return cls(bucket, limits)
+        return cls(bucket, limits, quotas)
 
-    async def set(self, raw: bytes) -> bytes:
-        """Serve SetCursor."""
+    async def set(self, raw: bytes, client: str = "") -> bytes:
+        """Serve SetCursor.
+
+        Args:
+            raw: The request.
+            client: Name of the client. Default: one without a certificate.
+
+        Raises:
+            RpcError: RESOURCE_EXHAUSTED: the client would exceed its quota of new cursors.
+                INVALID_ARGUMENT: a name is invalid.
+        """
         request = read_request(api_pb2.SetCursorRequest, raw, self._limits)
         key = cursor_key(request.cursorId, request.stream, request.partition)
-        await self._bucket.put(key, b"%d" % request.offset)
+        value = b"%d" % request.offset
+        if hash(key) in self._known or not await self._is_new(client, key, value):
+            await self._bucket.put(key, value)
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known.add(hash(key))
         return api_pb2.SetCursorResponse().SerializeToString()
+
+    async def _is_new(self, client: str, key: str, value: bytes) -> bool:
+        """Store a cursor if it is new and the client may have one more; return False if it is not new."""
+        try:
+            if not self._quotas.count_cursor(client, key):
+                return False  # another call, whose value goes first, makes it
+        except RpcError:
+            if (await self._bucket.get(key)).value is None:
+                raise
+            return False
+        try:
+            await self._bucket.put(key, value, revision=0)
+        except WrongLastSequenceError:
+            self._quotas.uncount_cursor(client, key)
+            return False
+        return True
 
     async def fetch(self, raw: bytes) -> bytes:
         """Serve FetchCursor."""

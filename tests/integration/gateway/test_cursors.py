@@ -11,6 +11,7 @@ from nats.aio.client import Client
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import InternalError
 from liftenvelope.gateway import Limits
+from liftenvelope.gateway._clients.quotas import Quotas
 from liftenvelope.gateway._readers.cursors import CursorService, cursor_key
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -32,7 +33,7 @@ async def cursors(js: JetStream) -> CursorService:
 
 
 async def started(js: JetStream) -> CursorService:
-    return await CursorService.open(js, Limits())
+    return await CursorService.open(js, Limits(), Quotas(Limits()))
 
 
 async def put(cursors: CursorService, cursor_id: str, stream: str, partition: int, offset: int) -> None:

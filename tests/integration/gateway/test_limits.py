@@ -824,6 +824,34 @@ async def test_clients_without_a_certificate_share_their_quota(name: str) -> Non
         await nc.close()
 
 
+@case("max_cursors_per_client")
+async def cursors_of_a_client(place: Place) -> None:
+    tls, other_tls = place.client_tls(place.name), place.client_tls(f"{place.name}-other")
+
+    def cursor(number: int) -> api_pb2.SetCursorRequest:
+        return api_pb2.SetCursorRequest(stream=place.name, cursorId=f"c{number}", offset=1)
+
+    async with place.gateway(tls=True) as gateway, await Channel.connect(gateway.address, tls=tls) as one:
+        assert await code(one, "SetCursor", cursor(0)) == StatusCode.OK
+    async with (
+        place.gateway(tls=True, max_cursors_per_client=2) as gateway,
+        await Channel.connect(gateway.address, tls=tls) as one,
+        await Channel.connect(gateway.address, tls=other_tls) as other,
+    ):
+        # Cursors that exist, and those that are set again, do not count.
+        assert await code(one, "SetCursor", cursor(0)) == StatusCode.OK
+        found = await asyncio.gather(*(code(one, "SetCursor", cursor(number)) for number in (1, 1, 2, 2)))
+        assert found == [StatusCode.OK] * 4
+        assert await outcome(one, "SetCursor", cursor(3)) == (
+            EXHAUSTED,
+            f"quota of client {place.name!r} used up: 2 new cursors since this gateway started "
+            "(limit max_cursors_per_client is 2)",
+        )
+        assert await code(other, "SetCursor", cursor(3)) == StatusCode.OK
+        for number in range(4):
+            assert await code(one, "SetCursor", cursor(number)) == StatusCode.OK
+
+
 @case("max_subscriptions_per_client")
 async def subscriptions_of_a_client(place: Place) -> None:
     lease = {"broker_ttl": 60.0}  # so that it does not end
