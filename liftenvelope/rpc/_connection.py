@@ -97,11 +97,11 @@ class Connection:
         settings: HTTP/2 settings to announce, in addition to the window.
         max_message: Largest message to receive, in bytes. A larger one ends its call.
         window: Bytes that the peer may send on one call before any of them are released.
-        unread: Counts the bytes received and not yet released, over all connections that share it.
+        unread: Counts the memory of bytes received and not yet released, over all connections that share it.
         max_header_list: Largest header list to accept, in bytes (RFC 9113, 6.5.2). None: 64 KiB.
 
     Attributes:
-        unread: Bytes received on this connection and not yet released.
+        unread: Memory in bytes of what was received on this connection and not yet released.
     """
 
     #: True if the last DATA frame carries END_STREAM. If not, :meth:`_finish` ends the stream.
@@ -204,8 +204,7 @@ class Connection:
         call = self._calls.get(call_id)
         if call is None or self._failed:
             return
-        call.unreleased -= size
-        self._count_unread(-size)
+        self._count_unread(-call.release(size))
         ahead = min(size, call.ahead)
         call.ahead -= ahead
         self._give_room_for(call_id, call, size - ahead)
@@ -353,6 +352,7 @@ class Connection:
         call.partial += size
         if messages or (size and call.sink is not None):
             events.append(MessagesReceived(call_id, messages, call.partial))
+            self._count_unread(call.hold(len(messages)))
             call.partial = call.partial_ahead = 0
         elif (due := call.partial - call.partial_ahead) >= self._window // 2:
             # Without this credit, a message longer than the window would never complete.
@@ -485,7 +485,7 @@ class Connection:
         self._sending.discard(call_id)
         if self._failed:
             return
-        self._count_unread(-call.unreleased)
+        self._count_unread(-call.unread)
         if call.via_h2:
             self._h2.acknowledge_received_data(call.via_h2, call_id)
         self._give_room(call.unreleased - call.ahead - call.via_h2)

@@ -302,8 +302,8 @@ class ServerConnection(Connection):
         open_calls = [item for item in self._calls.items() if not item[1].closing]
         if not open_calls:
             return []
-        call_id, call = max(open_calls, key=lambda item: item[1].unreleased)
-        text = f"{why}, {call.unreleased} of them on this call: send less at a time"
+        call_id, call = max(open_calls, key=lambda item: item[1].unread)
+        text = f"{why}, {call.unread} of them on this call: send less at a time"
         events = self._refuse(call_id, RpcError(StatusCode.RESOURCE_EXHAUSTED, text))
         self.release(call_id, call.unreleased)
         return events

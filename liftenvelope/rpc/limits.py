@@ -53,9 +53,10 @@ class ServerLimits:
             can't keep the others out. Default 8,000.
         max_unread_bytes_per_call: Bytes of requests that one call may hold unread. Flow control then stops
             the client. Default 1 MiB.
-        max_unread_bytes_per_connection: Bytes of requests that all calls of a connection may hold unread.
-            Beyond it the call that holds most ends with RESOURCE_EXHAUSTED. Default 16 MiB.
-        max_unread_bytes: Bytes of requests that all connections may hold unread. Beyond it the call that
+        max_unread_bytes_per_connection: Memory that requests of all calls of a connection may take unread:
+            their bytes, 48 bytes for each message and 160 for each read. Beyond it the call that holds most
+            ends with RESOURCE_EXHAUSTED. Default 16 MiB.
+        max_unread_bytes: Memory that requests of all connections may take unread. Beyond it the call that
             holds most on the connection that holds most ends with RESOURCE_EXHAUSTED. Default 256 MiB.
         max_unsent_bytes_per_connection: Bytes of answers that the calls of a connection may hold because the
             client does not take them. Beyond it the call that holds most ends with RESOURCE_EXHAUSTED,
