@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Flow", "Incoming", "TransportLink"]
 
-#: Bytes unsent on a call above which its sender waits.
-_SEND_BUFFER: Final = 256 * 1024
 _CLOSE_TIMEOUT: Final = 1.0
 
 _C = TypeVar("_C", bound="Connection")
@@ -27,6 +25,8 @@ class TransportLink(asyncio.BufferedProtocol, Generic[_C]):
 
     #: Size of the receive buffer, in bytes.
     receive_size: ClassVar[int] = 256 * 1024
+    #: Bytes unsent on a call above which its sender waits.
+    send_buffer: ClassVar[int] = 256 * 1024
 
     def __init__(self, protocol: _C) -> None:
         self.protocol = protocol
@@ -188,12 +188,12 @@ class Flow:
         return event.messages
 
     async def put(self, messages: Iterable[bytes]) -> None:
-        """Send messages; wait while more than 256 KiB are unsent."""
+        """Send messages; wait while more than the connection's ``send_buffer`` is unsent."""
         self.put_nowait(messages)
         await self.room()
 
     async def put_framed(self, frames: bytes) -> None:
-        """Send messages that already have their gRPC prefixes; wait while more than 256 KiB are unsent."""
+        """Send messages that already have their gRPC prefixes; wait like :meth:`put`."""
         self.put_framed_nowait(frames)
         await self.room()
 
@@ -208,9 +208,9 @@ class Flow:
         self._link.flush_soon()
 
     async def room(self) -> None:
-        """Wait while more than 256 KiB are unsent."""
+        """Wait while more than the connection's ``send_buffer`` is unsent."""
         protocol = self._link.protocol
-        while not self.done and protocol.unsent(self.call_id) > _SEND_BUFFER:
+        while not self.done and protocol.unsent(self.call_id) > self._link.send_buffer:
             self._sender = self._sender or self._link.loop.create_future()
             self._link.senders[self] = None
             # Several tasks may wait: the cancellation of one must not reach the others.
@@ -225,7 +225,7 @@ class Flow:
         """Wake :meth:`put` if there is room."""
         if self._sender is None:
             return
-        if self.done or self._link.protocol.unsent(self.call_id) <= _SEND_BUFFER:
+        if self.done or self._link.protocol.unsent(self.call_id) <= self._link.send_buffer:
             self._sender.set_result(None)
             self._sender = None
             self._link.senders.pop(self, None)

@@ -61,7 +61,7 @@ class ServerLimits:
         max_unsent_bytes_per_connection: Bytes of answers that the calls of a connection may hold because the
             client does not take them. Beyond it the call that holds most ends with RESOURCE_EXHAUSTED,
             without the rest of its answers. Subscriptions of a gateway do not count: each waits for its
-            client once it holds 256 KiB. Default 32 MiB.
+            client once it holds 128 KiB. Default 32 MiB.
         max_unsent_bytes: Bytes of such answers that all connections may hold. Beyond it the call that holds
             most on the connection that holds most ends with RESOURCE_EXHAUSTED. Default 256 MiB.
         max_header_list_bytes: Size of the header list of a call, in bytes, plus 32 for each field (RFC 9113,

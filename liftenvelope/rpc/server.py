@@ -89,7 +89,7 @@ class ServerCall(Incoming):
         self._link.flush_soon()
 
     async def send(self, messages: Iterable[bytes]) -> None:
-        """Send messages; wait while more than 256 KiB are unsent because the client takes no more."""
+        """Send messages; wait while more than 128 KiB are unsent because the client takes no more."""
         await self.flow.put(messages)
 
     def send_nowait(self, messages: Iterable[bytes]) -> None:
@@ -121,8 +121,8 @@ class _ServerLink(TransportLink[ServerConnection]):
     bytes in ``_backlog`` or in its protocol, does not read from its socket, and waits for its turn.
     """
 
-    # Smaller than the client's buffer: a server may have many connections.
-    receive_size = 32 * 1024
+    # Smaller than the client's buffers: a server may have many connections.
+    receive_size, send_buffer = 32 * 1024, 128 * 1024
 
     def __init__(self, server: Server, protocol: ServerConnection) -> None:
         super().__init__(protocol)
