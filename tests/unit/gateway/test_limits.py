@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import FrozenInstanceError, fields
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,41 @@ def test_page_has_the_default(name: str) -> None:
     number, _, unit = text.partition(" ")
     assert int(number.replace(",", "")) * UNITS[unit] == default
     assert (unit == "s") is isinstance(default, float)
+
+
+#: Where each fixed limit of the page is in the code.
+FIXED = {
+    "subject of a stream": ("gateway._protocol.subjects", "_LONGEST"),
+    "ack inbox or reply subject": ("_native.acks", "_LONGEST_INBOX"),
+    "pings and settings of a connection before an answer is sent": ("rpc._connection", "_MOST_ANSWERS"),
+    "cancelled calls of a connection whose late data is dropped": ("rpc._connection", "_MUTED"),
+    "file descriptors left to the rest of the process": ("rpc._places", "_RESERVED_DESCRIPTORS"),
+    "unsent answers of a call before its handler waits": ("rpc.server", "_ServerLink.send_buffer"),
+    "members of a group": ("group.state", "MAX_MEMBERS"),
+    "partitions of a group": ("group.state", "MAX_PARTITIONS"),
+    "requests to a coordinator in progress": ("group._serving", "_MOST_AT_ONCE"),
+    "calls that wait for one group": ("group._host", "_MOST_WAITING"),
+    "questions of other gateways in progress": ("gateway._cluster.agreement", "_MOST"),
+    "events of the activity stream that wait for JetStream": ("gateway._cluster.activity", "_MOST_WAITING"),
+    "partitions whose storage faults are known": ("gateway._partitions.storage_faults", "_MOST"),
+    "cursors known to be stored": ("gateway._readers.cursors", "_MOST_KNOWN"),
+    "lines of a policy": ("gateway._clients.policy", "_MOST_LINES"),
+    "roles of a client in a policy": ("gateway._clients.policy", "_MOST_ROLES"),
+    "roles of roles in a policy": ("gateway._clients.policy", "_DEEPEST"),
+    "size of a configuration file": ("gateway.toml_file", "_LARGEST"),
+}
+
+
+def test_page_has_the_fixed_limits_of_the_code() -> None:
+    page = (ROOT / "docs" / "limits.md").read_text("utf-8")
+    section = page.partition("\n## Fixed limits\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| ([\d,]+)(?: (\w+))? \|", section, re.MULTILINE)
+    units = {**UNITS, "bytes": 1}
+    shown = {what: int(number.replace(",", "")) * units[unit] for what, number, unit in rows}
+    assert shown == {
+        what: attrgetter(name)(import_module(f"liftenvelope.{module}"))
+        for what, (module, name) in FIXED.items()
+    }
 
 
 def test_ack_inboxes_that_requests_and_envelopes_may_name() -> None:
