@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplySubjects", "inbox_prefix_of"]
 
-#: Default inboxes of NATS clients, and the subjects that nats-server puts in place of an inbox when a request
-#: comes from another account.
-_INBOXES: Final = ("_INBOX.", "_R_.")
+#: Default inboxes of NATS clients, those of users with inboxes of their own such as ``_INBOX_ann.``, and the
+#: subjects that nats-server puts in place of an inbox when a request comes from another account.
+_INBOXES: Final = ("_INBOX.", "_INBOX_", "_R_.")
 #: nats-server puts this and two hashes in front of an inbox when a request comes from another cluster.
 _ROUTED: Final = "_GR_."
 _ROUTED_TOKENS: Final = 3
@@ -31,12 +31,12 @@ class ReplySubjects:
     """Decides which reply subjects a responder answers.
 
     Args:
-        allowed: Allowed prefixes besides ``_INBOX.``. ``">"`` allows every subject that is not internal.
+        allowed: Allowed prefixes besides ``_INBOX.`` and ``_INBOX_``. ``">"`` allows every subject that is not internal.
 
     Example:
         >>> replies = ReplySubjects(["team."])
-        >>> [replies.allows(reply) for reply in ("_INBOX.a.1", "team.a.1", "_GR_.a.b._INBOX.c")]
-        [True, True, True]
+        >>> [replies.allows(reply) for reply in ("_INBOX.a.1", "_INBOX_ann.1", "team.a.1", "_GR_.a.b._INBOX.c")]
+        [True, True, True, True]
         >>> [replies.allows(reply) for reply in ("orders", "$JS.API.INFO", "_GR_.a.b.$JS.API.INFO")]
         [False, False, False]
     """

@@ -31,7 +31,9 @@ def test_reply_subject_that_is_no_inbox_gets_no_answer(reply: str) -> None:
     assert not ReplySubjects(["team."]).allows(reply)
 
 
-@pytest.mark.parametrize("reply", ["_INBOX.a", "_INBOX.a.1", "team.a.1", "_R_.a.b", "_GR_.a.b._INBOX.c.1"])
+@pytest.mark.parametrize(
+    "reply", ["_INBOX.a", "_INBOX.a.1", "_INBOX_ann.1", "team.a.1", "_R_.a.b", "_GR_.a.b._INBOX.c.1"]
+)
 def test_inboxes_of_clients_get_answers(reply: str) -> None:
     assert ReplySubjects(["team."]).allows(reply)
 
