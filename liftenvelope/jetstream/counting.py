@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from liftenvelope.jetstream._consumer_config import AckPolicy, ConsumerConfig, DeliverPolicy
-from liftenvelope.jetstream.leaders import MOST_PLACES, may_lag, not_on_leader
+from liftenvelope.jetstream.lagging import MOST_PLACES, may_lag, not_on_leader
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream._stream import Stream

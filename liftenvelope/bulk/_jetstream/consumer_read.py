@@ -24,7 +24,7 @@ from liftenvelope.errors import (
     TransportError,
 )
 from liftenvelope.jetstream.api import natural
-from liftenvelope.jetstream.leaders import MOST_PLACES, may_lag, not_on_leader, server_of
+from liftenvelope.jetstream.lagging import MOST_PLACES, may_lag, not_on_leader, server_of
 from liftenvelope.jetstream.statuses import StatusKind
 
 if TYPE_CHECKING:

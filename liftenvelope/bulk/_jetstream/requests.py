@@ -23,7 +23,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream.api import api_prefix, natural, parse_ns
 from liftenvelope.jetstream.infos import StreamInfo
-from liftenvelope.jetstream.leaders import MOST_PLACES, may_lag, not_on_leader, server_of
+from liftenvelope.jetstream.lagging import MOST_PLACES, may_lag, not_on_leader, server_of
 from liftenvelope.jetstream.names import check_stream_name
 from liftenvelope.rpc.address import Address, parse_address
 

@@ -31,7 +31,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.gateway._partitions.pull_window import PullBudget, PullWindow
 from liftenvelope.jetstream.abandoned import created_or_removed
-from liftenvelope.jetstream.leaders import MOST_PLACES, may_lag, not_on_leader, server_of
+from liftenvelope.jetstream.lagging import MOST_PLACES, may_lag, not_on_leader, server_of
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.receiving import subscribe_direct
 
