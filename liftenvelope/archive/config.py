@@ -45,6 +45,9 @@ _OF_STREAM: Final = {
 }  # fmt: skip
 #: Fields of Access that TOML has no value for.
 _NOT_IN_TOML: Final = {"address_map", "tls_server_name"}
+#: Options that hold credentials, and the names that these have in them.
+_WITH_SECRETS: Final = ("catalog", "storage_options")
+_CREDENTIAL: Final = re.compile(r"key|secret|token|password|credential|auth|sas|connection", re.IGNORECASE)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LARGEST: Final = 1 << 20
 _MOST_PIPELINES: Final = 1_000
@@ -150,10 +153,21 @@ def _shown(pipeline: PipelineConfig) -> dict[str, Any]:
         value = given
         if isinstance(value, bulk.DeadLetter):
             value = {"stream": value.stream, "subject": value.subject}
+        elif name in _WITH_SECRETS:
+            value = _without_credentials(value)
         (above if name in _OF_STREAM else target)[name] = value
     if pipeline.maintenance is not None:
         above["maintenance"] = asdict(pipeline.maintenance)
     return {**above, "target": target}
+
+
+def _without_credentials(options: Any) -> Any:
+    """Return the options of a catalogue or an object store with stars for keys, passwords and tokens."""
+    if not isinstance(options, Mapping):
+        return without_secrets(options)
+    return {
+        name: "***" if _CREDENTIAL.search(name) else without_secrets(value) for name, value in options.items()
+    }
 
 
 def read_archive_config(path: str) -> ArchiveConfig:

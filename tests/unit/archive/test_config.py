@@ -161,3 +161,44 @@ def test_file_that_can_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "long.toml").write_bytes(b"#" * (2**20 + 1))
     with pytest.raises(UsageError, match="must have at most 1048576 bytes"):
         read_archive_config(str(tmp_path / "long.toml"))
+
+
+def test_credentials_of_stores_and_catalogues_are_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.toml"
+    path.write_text(
+        """
+[[pipeline]]
+name = "delta"
+source = "nats://h"
+stream = "A"
+[pipeline.target]
+kind = "delta"
+path = "s3://lake/a"
+storage_options = { AWS_REGION = "eu", AWS_SECRET_ACCESS_KEY = "hidden", AWS_SESSION_TOKEN = "hidden" }
+[[pipeline]]
+name = "iceberg"
+source = "nats://h"
+stream = "A"
+[pipeline.target]
+kind = "iceberg"
+table = "db.t"
+catalog = { type = "sql", uri = "postgresql://me:hidden@db/lake", credential = "hidden", token = "hidden" }
+[[pipeline]]
+name = "named"
+source = "nats://h"
+stream = "A"
+[pipeline.target]
+kind = "iceberg"
+table = "db.t"
+catalog = "lake"
+"""
+    )
+    config = read_archive_config(str(path))
+    delta, iceberg, named = (one["target"] for one in config.shown()["pipeline"])
+    assert "hidden" not in repr(config.shown())
+    assert delta["storage_options"]["AWS_REGION"] == "eu"
+    assert iceberg["catalog"] == {
+        "type": "sql", "uri": "postgresql://db/lake", "credential": "***", "token": "***"
+    }  # fmt: skip
+    assert named["catalog"] == "lake"
+    assert config.pipelines[0].options["storage_options"]["AWS_SECRET_ACCESS_KEY"] == "hidden"
