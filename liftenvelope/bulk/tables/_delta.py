@@ -6,6 +6,7 @@ the second of two commits from one state fails, while commits of other streams a
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,8 @@ else:
 __all__ = ["DeltaTarget"]
 
 _CREATED: Final = "created"
+#: Name in the log of the table that tells the commits of one writer from those of another.
+_COMMIT: Final = "liftenvelope.commit"
 
 
 class DeltaTarget:
@@ -64,6 +67,8 @@ class DeltaTarget:
         self._parts: list[PartitionBy] = []
         self._known = TableState()
         self._held: list[pa.RecordBatch] = []
+        self._commit_id = ""
+        self._commit_base: int | None = None
         self._numbers: list[int] = []
 
     def find(self, partitions: list[int]) -> TableState:
@@ -165,7 +170,11 @@ class DeltaTarget:
         from deltalake import CommitProperties, write_deltalake
         from deltalake.exceptions import CommitFailedError
 
-        properties = CommitProperties(app_transactions=self._transactions(state))
+        if self._commit_base is None:  # all attempts at one commit have one id: an early one may land late
+            self._commit_base, self._commit_id = self._loaded.version(), uuid.uuid4().hex
+        properties = CommitProperties(
+            custom_metadata={_COMMIT: self._commit_id}, app_transactions=self._transactions(state)
+        )
         try:
             write_deltalake(
                 self._loaded,
@@ -176,7 +185,7 @@ class DeltaTarget:
             )
         except CommitFailedError as exc:
             raise ConflictError(f"{self.title}: {exc}") from exc
-        self._held = []
+        self.discard()
         self._state()
 
     def _transactions(self, state: TableState) -> list[Any]:
@@ -192,10 +201,17 @@ class DeltaTarget:
         return found
 
     def has_landed(self, state: TableState) -> bool:
-        """Return True if the table has exactly this state."""
-        found = self._known == state
+        """Return True if a version since the first attempt is that of an attempt.
+
+        The state does not tell: another writer may have committed the same rows.
+        """
+        if self._known != state or self._commit_base is None:
+            return False
+        table = self._loaded
+        newer = table.history(table.version() - self._commit_base)
+        found = any(one.get(_COMMIT) == self._commit_id for one in newer)
         if found:
-            self._held = []
+            self.discard()
         return found
 
     def can_commit(self) -> bool:
@@ -205,6 +221,7 @@ class DeltaTarget:
     def discard(self) -> None:
         """Forget the rows."""
         self._held = []
+        self._commit_base = None
 
     def maintain(self, *, compact: bool, expire_hours: int | None) -> None:
         """Compact the table, and vacuum it. See TableTarget."""
