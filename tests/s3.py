@@ -18,6 +18,7 @@ import pyarrow.fs as pafs
 __all__ = ["S3Server", "run_s3"]
 
 _BUCKET: Final = "archives"
+_SECRET: Final = "hidden-word"
 _PROGRAM: Final = """
 import sys
 from moto.server import ThreadedMotoServer
@@ -44,18 +45,44 @@ class S3Server:
     def url(self, folder: str) -> str:
         """Return the URL of a folder in the bucket."""
         query = f"endpoint_override=127.0.0.1:{self.port}&scheme=http&region=us-east-1"
-        return f"s3://key:secret@{_BUCKET}/{folder}?{query}"
+        return f"s3://key:{_SECRET}@{_BUCKET}/{folder}?{query}"
 
     def path(self, folder: str) -> str:
         """Return the path of a folder in the file system."""
         return f"{_BUCKET}/{folder}"
 
     @property
+    def secret(self) -> str:
+        """Secret access key, which no output may have."""
+        return _SECRET
+
+    @property
+    def delta_options(self) -> dict[str, str]:
+        """Storage options of deltalake and polars."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": _SECRET,
+        }
+
+    @property
+    def iceberg_options(self) -> dict[str, str]:
+        """Properties of a catalogue of pyiceberg."""
+        return {
+            "s3.endpoint": f"http://127.0.0.1:{self.port}",
+            "s3.region": "us-east-1",
+            "s3.access-key-id": "key",
+            "s3.secret-access-key": _SECRET,
+        }
+
+    @property
     def filesystem(self) -> Any:
         """File system of pyarrow."""
         return pafs.S3FileSystem(
             access_key="key",
-            secret_key="secret",
+            secret_key=_SECRET,
             region="us-east-1",
             scheme="http",
             endpoint_override=f"127.0.0.1:{self.port}",
