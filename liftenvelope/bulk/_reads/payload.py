@@ -34,30 +34,42 @@ class PayloadColumns:
         on_bad: Policy for bad messages.
         columns: Columns asked for; None for all.
         envelope: Handling of envelopes.
+        exact: Leave out the columns for bad messages unless they are asked for.
+
+    Attributes:
+        own: Columns that a read can have without looking at the payload.
+        chosen: Those of them that this read has.
 
     Raises:
         UsageError: A column cannot be read with a payload, or the policy is none.
     """
 
     def __init__(
-        self, kind: PayloadFormat, on_bad: OnBad, columns: Iterable[str] | None, envelope: str
+        self,
+        kind: PayloadFormat,
+        on_bad: OnBad,
+        columns: Iterable[str] | None,
+        envelope: str,
+        *,
+        exact: bool = False,
     ) -> None:
         if not isinstance(on_bad, DeadLetter):
             as_choice("on_bad", on_bad, ("fail", "column"), extra=" or a bulk.DeadLetter")
         self.kind = kind
         self.on_bad = on_bad
         added = ENVELOPE_COLUMNS if envelope == "columns" else ()
-        self._own = (*(name for name in COLUMNS if name != "value"), *added, *((ROW,) if kind.packed else ()))
+        self.own = (*(name for name in COLUMNS if name != "value"), *added, *((ROW,) if kind.packed else ()))
+        self._exact = exact
         self._asked = None if columns is None else _names(columns)
-        default = ("offset", ROW) if kind.packed else self._own
-        self.chosen = default if self._asked is None else tuple(n for n in self._asked if n in self._own)
+        default = ("offset", ROW) if kind.packed else self.own
+        self.chosen = default if self._asked is None else tuple(n for n in self._asked if n in self.own)
 
     @property
     def fields(self) -> Sequence[str] | None:
         """Names that only the payload can have; None for all of its columns."""
         if self._asked is None:
             return None
-        return [name for name in self._asked if name not in self._own and name not in self._reserved]
+        return [name for name in self._asked if name not in self.own and name not in self._reserved]
 
     @property
     def _reserved(self) -> tuple[str, ...]:
@@ -83,17 +95,18 @@ class PayloadColumns:
         for name in known:
             if name in self.chosen or name in self._reserved:
                 text = f"payload: field {name!r} must not have the name of a column of the read"
-                raise UsageError(f"{text}: leave it out of columns=, or give the format a prefix='...'")
+                raise UsageError(f"{text}: give the format a prefix='...', or leave it out of columns=")
         for name in self.fields or ():
             if name not in decoder.schema.names:
-                listed = ", ".join((*self._own, *known))
+                listed = ", ".join((*self.own, *known))
                 raise UsageError(f"columns must be some of {listed}, got {name!r}")
         plain = [name for name in self.chosen if name != ROW]
         own = {field.name: field for field in make_schema(plain, unsigned=unsigned)}
         own |= {name: pa.field(name, kind) for name, kind in ROW_TYPES.items()}
         own |= {field.name: field for field in decoder.schema}
         order = self._asked or (*self.chosen, *decoder.schema.names)
-        return pa.schema([own[name] for name in dict.fromkeys((*order, *self._reserved))])
+        added = () if self._exact else self._reserved
+        return pa.schema([own[name] for name in dict.fromkeys((*order, *added))])
 
 
 def _names(columns: object) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from liftenvelope.bulk._engine.plan import make_plan
 from liftenvelope.bulk._engine.schema import EnvelopeMode
 from liftenvelope.bulk._reads.reading import BATCH_BYTES, BATCH_ROWS
 from liftenvelope.bulk._reads.request import ReadRequest
+from liftenvelope.bulk._scan.payload import ScanPayload
 from liftenvelope.bulk.narrowing import Narrowing
 from liftenvelope.bulk.ranges import Range
 from liftenvelope.bulk.sources import RangedStream, narrowed_range
@@ -26,11 +27,19 @@ class ScanReads:
         request: Messages that the scan is about.
         envelope: As for :func:`liftenvelope.bulk.read`.
         schema: Arrow schema of all columns.
+        payload: Decoding of the values; None for the bytes as they are.
     """
 
-    def __init__(self, request: ReadRequest, envelope: EnvelopeMode, schema: pa.Schema) -> None:
+    def __init__(
+        self,
+        request: ReadRequest,
+        envelope: EnvelopeMode,
+        schema: pa.Schema,
+        payload: ScanPayload | None = None,
+    ) -> None:
         self._request = request
         self._envelope: EnvelopeMode = envelope
+        self._payload = payload
         self.schema: pa.Schema = schema
 
     @property
@@ -75,8 +84,10 @@ class ScanReads:
         given, subjects = self._request.subjects, narrowing.subjects
         if given is not None:
             subjects = given if subjects is None else given.intersection(subjects)
+        names = self.schema.names if columns is None else list(columns)
+        typed = None if self._payload is None else self._payload.plan(names)
         plan = make_plan(
-            self.schema.names if columns is None else columns,
+            names if typed is None else typed.reading,
             self._envelope,
             BATCH_ROWS,
             BATCH_BYTES,
@@ -87,4 +98,5 @@ class ScanReads:
         if subjects is not None and not subjects.filters:
             spans = []
         opened.filter_by(subjects if spans else None, whole=False)
-        return self._request.start_reader(opened, spans, plan)
+        decoder = None if typed is None else typed.decoder(opened, spans, plan)
+        return self._request.start_reader(opened, spans, plan, decoder=decoder)

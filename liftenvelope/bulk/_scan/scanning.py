@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from liftenvelope.bulk._engine.plan import OnRetention, make_plan
 from liftenvelope.bulk._engine.schema import EnvelopeMode, choose_columns, make_schema
 from liftenvelope.bulk._notebook import html_schema
 from liftenvelope.bulk._reads.request import read_request
 from liftenvelope.bulk._reads.selection import Via
+from liftenvelope.bulk._scan.payload import scan_payload
 from liftenvelope.bulk._scan.reads import ScanReads
 from liftenvelope.bulk.access import Access, Source
 from liftenvelope.bulk.narrowing import Narrowing
 from liftenvelope.bulk.ranges import Stop
 from liftenvelope.client.positions import Start
+from liftenvelope.payload import PayloadChoice
 
 if TYPE_CHECKING:
     import polars as pl
@@ -82,12 +84,17 @@ def scan(
     start: Start = "earliest",
     stop: Stop = None,
     envelope: EnvelopeMode = "none",
+    payload: PayloadChoice = None,
+    on_bad: Literal["fail", "column"] = "fail",
     parallel: int | None = None,
     via: Via = "auto",
     on_retention: OnRetention = "raise",
     access: Access | None = None,
 ) -> Scan:
     """Return a stream for query engines. Nothing is read, and no server is asked, before a query runs.
+
+    With one exception: if ``payload`` has no schema, the first messages are read to infer it. All queries of
+    the scan have this schema.
 
     Args:
         source: As for :func:`read`.
@@ -97,13 +104,19 @@ def scan(
         start: As for :func:`read`. A timedelta counts from the start of each query.
         stop: As for :func:`read`.
         envelope: As for :func:`read`.
+        payload: As for :func:`read`. The scan has all columns of the stream but ``value``, then those of the
+            payload, and with ``payload="arrow"`` also ``row``.
+        on_bad: As for :func:`read`, except for dead letters: each query would write them. A query fails only
+            at a bad message that it reads.
         parallel: As for :func:`read`.
         via: As for :func:`read`.
         on_retention: As for :func:`read`.
         access: As for :func:`read`.
 
     Raises:
-        UsageError: An argument is invalid; the message names it.
+        UsageError: An argument is invalid; the message names it. Or ``payload`` has no schema, and the stream
+            no message to infer it from.
+        LiftEnvelopeError: As for :func:`read`, if the first messages are read.
 
     Example:
         >>> import polars as pl
@@ -124,4 +137,6 @@ def scan(
     )
     names = choose_columns(None, envelope)
     make_plan(names, envelope, 1, 1, on_retention, unsigned=False)  # checks the options
-    return Scan(ScanReads(request, envelope, make_schema(names, unsigned=request.is_jetstream)))
+    typed = scan_payload(payload, on_bad, envelope, request)
+    schema = make_schema(names, unsigned=request.is_jetstream) if typed is None else typed.schema
+    return Scan(ScanReads(request, envelope, schema, typed))
