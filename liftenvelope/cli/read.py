@@ -12,6 +12,7 @@ import click
 
 from liftenvelope._checks import as_local_path
 from liftenvelope.cli._findings import counted
+from liftenvelope.cli._payload_options import bad_messages, payload_of, with_payload
 from liftenvelope.cli._places import PlaceType, StartType, check_folder, check_lines, check_open, fail_cleanly
 from liftenvelope.cli._servers import with_source
 from liftenvelope.cli._terminal import harmless_json, shown
@@ -55,20 +56,17 @@ if TYPE_CHECKING:
 @click.option(
     "--envelope", default="none", show_default=True, type=click.Choice(["none", "strip", "columns"])
 )
-@click.option(
-    "--payload",
-    default="raw",
-    show_default=True,
-    type=click.Choice(["raw", "json", "msgpack", "arrow"]),
-    help="Format of the values, whose fields become columns.",
-)
+@with_payload("Format of the values, whose fields become columns.")
 @click.option(
     "--on-bad",
-    default="fail",
-    show_default=True,
     type=click.Choice(["fail", "column"]),
-    help="With --payload: end at a message that does not fit, or add bad_reason and bad_value.",
+    help="With --payload: end at a message that does not fit, or add bad_reason and bad_value.  "
+    "[default: fail]",
 )
+@click.option(
+    "--dead-letter", metavar="STREAM", help="With --payload: store messages that do not fit in this stream."
+)
+@click.option("--dead-letter-subject", metavar="SUBJECT", help="JetStream: subject of the dead letters.")
 @click.option("--follow", is_flag=True, help="Keep waiting for new messages; lines of JSON only.")
 @click.option("--json", "as_json", is_flag=True, help="Print lines of JSON: what --to - does anyway.")
 @click.option("--rotate-rows", type=int, help="With a folder: maximum number of rows in a file.")
@@ -100,6 +98,8 @@ def read(
     how["subjects"] = how["subjects"] or None
     if how["columns"] is not None:
         how["columns"] = [name.strip() for name in how["columns"].split(",")]
+    how["on_bad"] = bad_messages(stream, source, how)
+    how["payload"] = payload_of(how["payload"], how.pop("schema"), how.pop("message"))
     rotation = {"rotate_rows": rotate_rows, "rotate_bytes": rotate_bytes}
     rotation = {name: value for name, value in rotation.items() if value is not None}
     if follow:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from liftenvelope._checks import as_local_path
+from liftenvelope.cli._payload_options import payload_of, with_payload
 from liftenvelope.cli._places import check_file, check_lines, check_open, fail_cleanly
 from liftenvelope.cli._servers import CommandServers, json_option, named_servers, with_source
 from liftenvelope.cli._terminal import echo_json
@@ -38,12 +39,8 @@ from liftenvelope.cli._terminal import echo_json
     help="JetStream: publish rows one by one, in atomic batches of 1,000, or by fast ingest; auto: fast if "
     "the stream allows it.",
 )
-@click.option(
-    "--payload",
-    default="raw",
-    show_default=True,
-    type=click.Choice(("raw", "json", "msgpack", "arrow")),
-    help="Format of the values, encoded from the columns of a .parquet file that a stream does not have.",
+@with_payload(
+    "Format of the values, encoded from the columns of a .parquet file that a stream does not have."
 )
 @click.option("--partition", type=int, help="Liftbridge: partition of all rows.")
 @click.option(
@@ -65,6 +62,7 @@ def write(
     **how: Any,
 ) -> None:
     """Publish rows to STREAM in order and wait for all acks."""
+    how["payload"] = payload_of(how["payload"], how.pop("schema"), how.pop("message"))
     if create:
         servers = named_servers(context.params["url"], context.params["context"])
         subject = how["subject"] or stream
