@@ -65,6 +65,7 @@ class RowDecoder:
         keeps_bad: True for columns with the faults and values of bad messages.
         letters: Takes bad messages; None to raise an error, or to keep them.
         stream_column: Column with the name of the stream.
+        passed: Offset of the first message of a read, and the number of its rows to leave out.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class RowDecoder:
         keeps_bad: bool,
         letters: BadMessages | None,
         stream_column: str = "",
+        passed: tuple[int, int] | None = None,
     ) -> None:
         self._stream = stream
         self._stream_column = stream_column
@@ -87,6 +89,7 @@ class RowDecoder:
         self.packed = packed
         self._keeps_bad = keeps_bad
         self._letters = letters
+        self._passed = passed
         self._numbers = pa.array([], pa.int32())
 
     def decode(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -175,7 +178,7 @@ class RowDecoder:
         self, batch: pa.RecordBatch, typed: Sequence[pa.RecordBatch], bad: list[BadValue], stop: int
     ) -> Iterator[pa.RecordBatch]:
         reasons = {value.index: value.reason for value in bad}
-        own = self._own(batch)
+        own, passed = self._own(batch), self._passed_of(batch)
         for index, part in enumerate(itertools.islice(typed, stop)):
             reason, rows = reasons.get(index), part.num_rows
             if not rows or (reason is not None and not self._keeps_bad):
@@ -187,7 +190,17 @@ class RowDecoder:
                 arrays["bad_reason"] = pa.array([reason] * rows, pa.string())
                 value = None if reason is None else batch["value"][index].as_py()
                 arrays["bad_value"] = pa.array([value] * rows, pa.binary())
-            yield self._batch(arrays)
+            out = self._batch(arrays)
+            out = out.slice(passed) if index == 0 and reason is None else out
+            if out.num_rows:
+                yield out
+
+    def _passed_of(self, batch: pa.RecordBatch) -> int:
+        """Return the number of rows to leave out of the first message of a batch."""
+        if self._passed is None or not batch.num_rows:
+            return 0
+        offset, rows = self._passed
+        return rows if batch["offset"][0].as_py() == offset else 0
 
     def _batch(self, arrays: dict[str, pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([arrays[name] for name in self.schema.names], schema=self.schema)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from liftenvelope._checks import as_count
 from liftenvelope.bulk._engine.crew import Crew
 from liftenvelope.bulk._engine.schema import make_schema
 from liftenvelope.bulk._reads.batches import Batches
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from liftenvelope.bulk._engine.plan import BatchPlan
+    from liftenvelope.bulk._reads.request import ReadRequest
     from liftenvelope.bulk.access import Access, Source
     from liftenvelope.bulk.ranges import Range
     from liftenvelope.bulk.sources import RangedStream
 else:
     from liftenvelope.bulk._engine.schema import pa
 
-__all__ = ["PayloadPlan", "plan_payload"]
+__all__ = ["PayloadPlan", "passed_rows", "plan_payload", "take_sample"]
 
 #: Bytes of messages at which a sample ends, however few they are.
 _SAMPLE_BYTES: Final = 64 * 1024 * 1024
@@ -61,6 +63,11 @@ class PayloadPlan:
         return tuple(self._columns.chosen)
 
     @property
+    def packed(self) -> bool:
+        """True if a message carries any number of rows."""
+        return self._kind.packed
+
+    @property
     def identity(self) -> Mapping[str, str]:
         """Properties of the format that all runs of a copy must share."""
         return self._kind.identity
@@ -78,6 +85,7 @@ class PayloadPlan:
         *,
         is_tail: bool = False,
         known: pa.Schema | None = None,
+        passed: tuple[int, int] | None = None,
     ) -> RowDecoder:
         """Return the decoder of the batches, after reading a sample if the format needs one.
 
@@ -87,6 +95,7 @@ class PayloadPlan:
             plan: Plan of the read.
             is_tail: True to fail without a message. A read of an empty range has no typed columns.
             known: Fields that have a type already, without the prefix. Inferred fields are added to them.
+            passed: See :func:`passed_rows`.
 
         Raises:
             UsageError: The sample does not lead to a schema, or a column does not exist.
@@ -109,7 +118,29 @@ class PayloadPlan:
             packed=kind.packed,
             keeps_bad=self._columns.on_bad == "column",
             letters=self._letters,
+            passed=passed,
         )
+
+
+def passed_rows(typed: PayloadPlan | None, request: ReadRequest, start_row: int) -> tuple[int, int] | None:
+    """Check the option ``start_row``; return the offset of the first message and the rows to leave out of it.
+
+    Raises:
+        UsageError: The read does not begin at an offset of one partition, or no message carries many rows.
+    """
+    if not as_count("start_row", start_row, 0):
+        return None
+    if typed is None or not typed.packed:
+        text = "start_row must be 0 unless messages carry many rows, as with payload='arrow'"
+        raise UsageError(f"{text}, got {start_row}")
+    start = request.start
+    if not isinstance(start, int) or isinstance(start, bool) or start < 0:
+        raise UsageError(f"start must be an offset of at least 0 with start_row={start_row}, got {start!r}")
+    if not request.is_jetstream and len(request.partitions or ()) != 1:
+        raise UsageError(
+            f"partitions must be one number with start_row={start_row}, got {request.partitions}"
+        )
+    return start, start_row
 
 
 def plan_payload(

@@ -10,7 +10,7 @@ from liftenvelope.bulk._engine.plan import OnRetention, make_plan
 from liftenvelope.bulk._engine.schema import EnvelopeMode
 from liftenvelope.bulk._reads.batches import check_calls, start_batches, start_reader
 from liftenvelope.bulk._reads.payload import OnBad
-from liftenvelope.bulk._reads.payload_plan import plan_payload
+from liftenvelope.bulk._reads.payload_plan import passed_rows, plan_payload
 from liftenvelope.bulk._reads.request import PARALLEL, read_request
 from liftenvelope.bulk._reads.selection import Via
 from liftenvelope.bulk.access import Access, Source
@@ -42,6 +42,7 @@ def read(
     envelope: EnvelopeMode = "none",
     payload: PayloadChoice = None,
     on_bad: OnBad = "fail",
+    start_row: int = 0,
     batch_rows: int = BATCH_ROWS,
     batch_bytes: int = BATCH_BYTES,
     parallel: int | None = None,
@@ -92,6 +93,8 @@ def read(
         on_bad: Policy for messages that do not fit the payload: ``"fail"`` (default) with
             :class:`~liftenvelope.payload.BadPayloadError` after the rows before them; ``"column"`` for
             columns ``bad_reason`` and ``bad_value``; or write them to the stream of a :class:`DeadLetter`.
+        start_row: First row to return of the message at the offset ``start`` of one partition, to resume
+            inside it. For payloads of many rows, such as ``"arrow"``.
         batch_rows: Maximum number of rows in a batch.
         batch_bytes: Bytes of messages at which a batch is full. Each thread holds a few batches in memory.
         parallel: Number of threads that read, each over its own connection. If there are fewer ranges than
@@ -137,6 +140,7 @@ def read(
     )
     check_calls(on_gap, progress)
     typed = plan_payload(payload, on_bad, columns, envelope, request.source, stream, access)
+    passed = passed_rows(typed, request, start_row)
     plan = make_plan(
         columns if typed is None else typed.reading,
         envelope,
@@ -150,7 +154,7 @@ def read(
     try:
         spans = request.ranges(opened)
         opened.filter_by(request.subjects, whole=on_gap is not None)
-        decoder = None if typed is None else typed.decoder(opened, spans, plan)
+        decoder = None if typed is None else typed.decoder(opened, spans, plan, passed=passed)
         return request.start_reader(opened, spans, plan, progress, on_gap, decoder)
     except BaseException:
         opened.close()
@@ -168,6 +172,7 @@ def tail(
     envelope: EnvelopeMode = "none",
     payload: PayloadChoice = None,
     on_bad: OnBad = "fail",
+    start_row: int = 0,
     batch_rows: int = BATCH_ROWS,
     batch_bytes: int = BATCH_BYTES,
     batch_seconds: float = 1.0,
@@ -190,6 +195,7 @@ def tail(
         envelope: As for :func:`read`.
         payload: As for :func:`read`. To infer a schema takes a message at or after ``start``.
         on_bad: As for :func:`read`.
+        start_row: As for :func:`read`.
         batch_rows: As for :func:`read`.
         batch_bytes: As for :func:`read`.
         batch_seconds: Seconds after its first message at which a batch is handed out even if not full.
@@ -216,6 +222,7 @@ def tail(
     )
     check_calls(on_gap, progress)
     typed = plan_payload(payload, on_bad, columns, envelope, request.source, stream, access)
+    passed = passed_rows(typed, request, start_row)
     plan = make_plan(
         columns if typed is None else typed.reading,
         envelope,
@@ -230,7 +237,7 @@ def tail(
     try:
         ranges = request.ranges(opened, is_tail=True)
         opened.filter_by(request.subjects, whole=on_gap is not None)
-        decoder = None if typed is None else typed.decoder(opened, ranges, plan, is_tail=True)
+        decoder = None if typed is None else typed.decoder(opened, ranges, plan, is_tail=True, passed=passed)
         spans = [Range(span.partition, span.start, -1) for span in ranges]
         return start_reader(opened, spans, plan, len(spans), None, progress, on_gap, decoder)
     except BaseException:
