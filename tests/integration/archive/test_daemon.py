@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from unittest.mock import patch
 
+import duckdb
 import pyarrow.dataset as ds
 import pytest
 from aiohttp import ClientSession
@@ -25,6 +26,7 @@ from liftenvelope.bulk.tables import _iceberg
 from liftenvelope.errors import UsageError
 from liftenvelope.testing import NatsServer
 from tests.integration.bulk_streams import jetstream, make_stream, numbered, publish
+from tests.integration.project.test_examples import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +209,39 @@ def test_tables_have_each_message_once_after_daemons_are_killed(url: str, name: 
     assert found["id"].to_pylist() == found["offset"].to_pylist()
     letters = bulk.read(url, f"{name}-DEAD", columns=["headers"]).read_all()["headers"].to_pylist()
     assert len({dict(row)["Liftenvelope-Bad-Offset"] for row in letters}) == bad
+
+
+def documented(language: str) -> str:
+    """The block of a language in the section of the page on dead letters."""
+    page = (ROOT / "docs" / "archiving.md").read_text()
+    section = page.partition("### Dead letters as a table")[2]
+    return section.partition(f"```{language}\n")[2].partition("```")[0]
+
+
+def test_documented_dead_letters_are_in_a_table_of_their_own(url: str, name: str, tmp_path: Path) -> None:
+    make_stream(url, name)
+    make_stream(url, f"{name}-BAD")
+    values = [b"oops" if at in (3, 7) else b'{"id": %d, "price": 0.5}' % at for at in range(10)]
+    publish(url, [(f"{name}.a", value, None) for value in values])
+    text = documented("toml")
+    for written, meant in (
+        ("nats://nats.example:4222", url),
+        ("ORDERS", name),
+        ("bad.orders", f"{name}-BAD.orders"),
+        ("lake/", f"{tmp_path}/"),
+    ):
+        text = text.replace(written, meant)
+    config = tmp_path / "pipeline.toml"
+    config.write_text(text)
+    for _ in range(2):  # the pipelines run at the same time
+        done = command("--config", str(config), "--once")
+        assert done.returncode == 0, done.stderr
+    good = DeltaTable(tmp_path / "orders").to_pyarrow_table()
+    assert sorted(good["id"].to_pylist()) == [at for at in range(10) if at not in (3, 7)]
+    with duckdb.connect() as connection:
+        connection.register("orders_bad", DeltaTable(tmp_path / "orders_bad").to_pyarrow_table())
+        rows = connection.execute(documented("sql")).fetchall()
+    assert rows == [(3, "no JSON object", b"oops"), (7, "no JSON object", b"oops")]
 
 
 async def test_stop_commits_what_a_run_into_a_table_has_read(url: str, name: str, tmp_path: Path) -> None:
