@@ -232,6 +232,8 @@ soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs p
 	$(RUN) tests/fuzz/campaign.py --inputs 10000000
 	$(RUN) tests/fuzz/sanitized.py test
 	$(RUN) -m tests.faults --seeds 200
+	for path in archive-daemon archive-s3 table-iceberg table-delta; do \
+		$(RUN) -m tests.faults --path $$path --seeds 100 --scale 0.1 || exit 1; done
 	$(RUN) -m tests.faults.table_kills --make iceberg --kills 200
 	$(RUN) -m tests.faults.table_kills --make delta --kills 200
 	$(RUN) -m tests.faults.table_kills --make iceberg --kills 50 --payload arrow

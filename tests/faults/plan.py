@@ -139,7 +139,7 @@ def make_plan(seed: int, path: str | None = None, *, scale: float = 1.0, scene: 
     """Return what a seed stands for.
 
     Args:
-        seed: The seed. Consecutive seeds take the paths in turn.
+        seed: The seed. Consecutive seeds take the paths in turn, and those of one path its servers.
         path: The path, None for that of the seed.
         scale: Multiplies the number of messages; below 1, also the seconds that faults last.
         scene: The servers, None for those of the seed.
@@ -148,9 +148,10 @@ def make_plan(seed: int, path: str | None = None, *, scale: float = 1.0, scene: 
         The plan; the same for the same arguments.
     """
     names = list(PATHS)
+    turn = seed // len(names) if path is None else seed
     path = names[seed % len(names)] if path is None else path
     rules = {**PATHS, **OPT_IN}[path]
-    scene = rules.scenes[seed // len(names) % len(rules.scenes)] if scene is None else scene
+    scene = rules.scenes[turn % len(rules.scenes)] if scene is None else scene
     chance = random.Random(f"{seed} {path} {scene}")
     plan = Plan(
         seed=seed,

@@ -30,6 +30,12 @@ def test_every_path_runs_on_each_of_its_servers() -> None:
     assert {(plan.path, plan.scene) for plan in PLANS} == wanted
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_consecutive_seeds_of_one_path_take_all_of_its_servers(path: str) -> None:
+    scenes = PATHS[path].scenes
+    assert [make_plan(seed, path).scene for seed in range(len(scenes))] == list(scenes)
+
+
 def test_every_kind_of_fault_comes() -> None:
     kinds = Counter(fault.kind for plan in PLANS for fault in plan.faults)
     assert kinds.keys() == set(KINDS)
