@@ -200,19 +200,16 @@ class DeltaTarget:
             found.append(Transaction(f"{self._prefix}/{_CREATED}", state.created_ns))
         return found
 
-    def has_landed(self, state: TableState) -> bool:
+    def has_landed(self) -> bool:
         """Return True if a version since the first attempt is that of an attempt.
 
         The state does not tell: another writer may have committed the same rows.
         """
-        if self._known != state or self._commit_base is None:
+        if self._commit_base is None:
             return False
         table = self._loaded
         newer = table.history(table.version() - self._commit_base)
-        found = any(one.get(_COMMIT) == self._commit_id for one in newer)
-        if found:
-            self.discard()
-        return found
+        return any(one.get(_COMMIT) == self._commit_id for one in newer)
 
     def can_commit(self) -> bool:
         """Return True: rows in memory fit every partitioning. The commit checks the columns."""

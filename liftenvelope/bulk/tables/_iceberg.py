@@ -95,7 +95,8 @@ class IcebergTarget:
         self._schema = pa.schema([])
         self._files: list[DataFile] = []
         self._spec_id = 0
-        self._snapshot_id: int | None = None
+        #: Snapshots of the attempts at the commit: an early one may land late.
+        self._attempts: list[int] = []
 
     def find(self, partitions: list[int]) -> TableState:  # noqa: ARG002 - one property has all of them
         """Load the table anew. See TableTarget."""
@@ -190,7 +191,6 @@ class IcebergTarget:
         from pyiceberg.table import Table
 
         base = self._loaded
-        self._snapshot_id = None
         states = dump_states({**_states(base.metadata, self.title), self._stream_id: state})
         metadata = base.metadata.model_copy(
             update={"properties": {**base.metadata.properties, **_ONE_ATTEMPT}}
@@ -204,8 +204,8 @@ class IcebergTarget:
         self._table = Table(
             table.name(), table.metadata, table.metadata_location, table.io, self._catalog, base.config
         )
-        self.version = self._snapshot_id
-        self._files = []
+        self.version = self._attempts[-1]
+        self.discard()
 
     def _append(self, table: Table, properties: dict[str, str]) -> None:
         from pyiceberg.exceptions import CommitFailedException
@@ -216,18 +216,15 @@ class IcebergTarget:
                 change.set_properties(properties)
                 update = change.update_snapshot(snapshot_properties={_STREAMS: properties[_STREAMS]})
                 with update.merge_append() if merges else update.fast_append() as append:
-                    self._snapshot_id = append.snapshot_id
+                    self._attempts.append(append.snapshot_id)
                     for file in self._files:
                         append.append_data_file(file)
         except CommitFailedException as exc:
             raise ConflictError(f"{self.title}: {exc}") from exc
 
-    def has_landed(self, state: TableState) -> bool:  # noqa: ARG002 - the snapshot tells
-        """Return True if the snapshot of the last attempt is in the table."""
-        found = self._snapshot_id is not None and self._loaded.snapshot_by_id(self._snapshot_id) is not None
-        if found:
-            self._files = []
-        return found
+    def has_landed(self) -> bool:
+        """Return True if the snapshot of an attempt is in the table."""
+        return any(self._loaded.snapshot_by_id(one) is not None for one in self._attempts)
 
     def can_commit(self) -> bool:
         """Return True if the data files have the current partitioning."""
@@ -236,6 +233,7 @@ class IcebergTarget:
     def discard(self) -> None:
         """Forget the data files. Readers never see them."""
         self._files = []
+        self._attempts = []
 
     def maintain(self, *, compact: bool, expire_hours: int | None) -> None:
         """Expire snapshots. See TableTarget."""

@@ -86,8 +86,8 @@ class TableTarget(Protocol):
         """
         ...
 
-    def has_landed(self, state: TableState) -> bool:
-        """Return True if the version of the last reload has the commit whose outcome was unknown."""
+    def has_landed(self) -> bool:
+        """Return True if the version of the last reload has one of the attempts to commit the staged rows."""
         ...
 
     def can_commit(self) -> bool:
@@ -142,7 +142,7 @@ def patiently(work: Callable[[], _T], wait: float) -> _T:
             time.sleep(pause)
 
 
-def commit(target: TableTarget, before: TableState, after: TableState, wait: float) -> None:
+def commit(target: TableTarget, before: TableState, after: TableState, wait: float) -> TableState:
     """Commit the staged rows once, whatever other writers do and whatever attempts fail.
 
     An attempt is made only onto a version of the table that still has the state ``before``. Formats refuse it
@@ -150,22 +150,28 @@ def commit(target: TableTarget, before: TableState, after: TableState, wait: flo
     outcome open: the table is loaded again, and shows it. A commit that arrives even later meets the same
     guard, as it was made onto an older version.
 
+    Returns:
+        The state of the loaded version. It is not ``after`` if another writer has gone on since the commit:
+        the caller must read on from there, since no guard refuses a commit onto this version.
+
     Raises:
         OvertakenError: Another writer has committed offsets of this stream, or changed the partitioning.
         TableCommitError: No attempt succeeded for ``wait`` seconds.
     """
     is_first = True
 
-    def attempt() -> None:
+    def attempt() -> TableState:
         nonlocal is_first
         with mapped(target.title):
             if not is_first:
                 found = target.reload()
-                if target.has_landed(after):
-                    return
+                if target.has_landed():
+                    target.discard()
+                    return found
                 if found != before or not target.can_commit():
                     raise OvertakenError
             is_first = False
             target.try_commit(after)
+            return after
 
-    patiently(attempt, wait)
+    return patiently(attempt, wait)

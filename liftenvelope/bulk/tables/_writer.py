@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
@@ -286,7 +287,8 @@ class _CatchUp:
             try:
                 self._settings.progress(Progress(rows, self._bytes, self._passed, self._total))
             except BaseException:  # the caller ends the call: what is read stays, as in an archive
-                self._commit()
+                with suppress(OvertakenError):  # another writer has what was read
+                    self._commit()
                 raise
 
     def _rows_of(self, messages: pa.RecordBatch, stop: int) -> Iterator[CopiedRows]:
@@ -345,11 +347,12 @@ class _CatchUp:
         self._stage()
         # The rows may be those of a new stream of the same name.
         check_incarnation(self._source.stream, after, self._source.created())
-        commit(self._target, self.state, after, self._settings.commit_wait)
-        self.state = after
+        self.state = commit(self._target, self.state, after, self._settings.commit_wait)
         self.rows += self._held_rows
         self.commits += 1
         self._drop()
+        if self.state != after:  # another writer has gone on since the commit
+            raise OvertakenError
 
     def _drop(self) -> None:
         """Begin a new commit."""

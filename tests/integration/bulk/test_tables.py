@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -29,6 +31,7 @@ from liftenvelope.bulk import (
     TableWritten,
 )
 from liftenvelope.bulk._jetstream.requests import JetStreamRequests
+from liftenvelope.bulk.tables import _target
 from liftenvelope.errors import OffsetOutOfRangeError, StreamNotFoundError, UsageError
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 from tests.integration.bulk_streams import make_stream, numbered, publish, with_jetstream
@@ -225,6 +228,19 @@ class TestTwoWriters:
         assert (done.rows, dict(done.offsets)) == (0, {0: 60})
         assert lake.offsets() == list(range(60))
 
+    def test_same_rows_that_another_writer_committed_are_not_counted(self, lake: Lake, stream: str) -> None:
+        more(lake, stream, 60)
+        with lake.writer(stream, stop=30) as other:
+            others: list[int] = []
+
+            def interfere(seen: Progress) -> None:
+                if seen.done == 20 and not others:
+                    others.append(other.catch_up().rows)
+
+            done = lake.write(stream, progress=interfere, batch_rows=10, commit_rows=30)
+        assert (others, done.rows, done.commits) == ([30], 30, 1)
+        assert lake.offsets() == list(range(60))
+
     def test_both_go_on_where_the_other_ended(self, lake: Lake, stream: str) -> None:
         with lake.writer(stream) as one, lake.writer(stream) as two:
             for round_, writer in enumerate([one, two, two, one, two, one]):
@@ -293,6 +309,26 @@ class TestCommits:
         assert (done.rows, done.commits, failing) == (12, 1, [])
         assert lake.offsets() == list(range(12))
 
+    def test_another_writer_goes_on_after_a_commit_without_an_answer(
+        self, lake: Lake, stream: str, failing: list[str]
+    ) -> None:
+        lake.write(stream)
+        more(lake, stream, 40)
+        with lake.writer(stream, commit_rows=40) as other:
+            others: list[int] = []
+
+            def go_on(_: float) -> None:
+                if not others:
+                    others.append(other.catch_up().rows)
+
+            failing += ["late"]
+            clock = SimpleNamespace(sleep=go_on, monotonic=time.monotonic)
+            with patch.object(_target, "time", clock):
+                done = lake.write(stream, batch_rows=10, commit_rows=10)
+        assert (others, done.rows, done.commits) == ([30], 10, 1)
+        assert dict(done.offsets) == {0: 40}
+        assert lake.offsets() == list(range(40))
+
     def test_commits_that_fail_for_long_end_the_call(
         self, lake: Lake, stream: str, failing: list[str]
     ) -> None:
@@ -335,6 +371,20 @@ class TestCommits:
             lake.write(stream, progress=stop, batch_rows=10, commit_rows=100)
         assert lake.offsets() == list(range(30))
         assert lake.write(stream).rows == 10
+
+    def test_error_of_a_callback_is_raised_although_another_writer_has_the_rows(
+        self, lake: Lake, stream: str
+    ) -> None:
+        more(lake, stream, 40)
+        with lake.writer(stream) as other:
+
+            def stop(seen: Progress) -> None:
+                other.catch_up()
+                raise RuntimeError("enough")
+
+            with pytest.raises(RuntimeError, match="enough"):
+                lake.write(stream, progress=stop, batch_rows=10, commit_rows=100)
+        assert lake.offsets() == list(range(40))
 
 
 class TestOtherCommits:
