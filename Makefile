@@ -58,8 +58,8 @@ ON_UVLOOP := $(addprefix tests/integration/,$(addsuffix .py,$(addprefix nats/tes
 	jetstream/test_fetch rpc/test_aio client/test_publish))
 # Which line of PySpark the tests of Spark run with: 4.2 or 4.3.
 SPARK ?= 4.3
-# Those that CI runs. The others kill what there is to kill, and start many queries.
-SOME_OF_SPARK := tests/spark/test_functions.py tests/spark/test_session.py tests/spark/test_sinks.py tests/spark/test_sources.py
+# Those that CI runs. The others kill what there is to kill, and start many queries or sessions of their own.
+SOME_OF_SPARK := $(addprefix tests/spark/test_,$(addsuffix .py,functions session sinks sources archives filters docs))
 # What acks the envelopes of the demo: gateway, or liftbridge, which is built first.
 BROKER ?= gateway
 
@@ -135,7 +135,7 @@ test-spark: pyspark  ## the tests that need Spark, with one session; SPARK=4.2 f
 	$(RUN) -m pytest tests/spark
 	$(RUN) -m pytest benchmarks/spark -q
 
-test-spark-some: pyspark  ## those of the columns, sources and sinks: two minutes
+test-spark-some: pyspark  ## those of the columns, sources, sinks, filters, archives and the docs: four minutes
 	$(RUN) -m pytest -q $(SOME_OF_SPARK)
 
 pyspark: servers
