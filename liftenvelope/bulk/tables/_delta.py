@@ -165,8 +165,11 @@ class DeltaTarget:
         """Hold rows in memory: delta-rs writes files and commits in one call, which needs the offsets."""
         self._held += [convert(add_time_columns(batch, self._parts), self._schema) for batch in batches]
 
-    def try_commit(self, state: TableState) -> None:
-        """Append the rows in a commit with a transaction for each partition that goes on."""
+    def try_commit(self, state: TableState) -> TableState:
+        """Append the rows in a commit with a transaction for each partition that goes on.
+
+        Commits of other partitions that came first do not conflict. The loaded version has them as well.
+        """
         from deltalake import CommitProperties, write_deltalake
         from deltalake.exceptions import CommitFailedError
 
@@ -186,7 +189,7 @@ class DeltaTarget:
         except CommitFailedError as exc:
             raise ConflictError(f"{self.title}: {exc}") from exc
         self.discard()
-        self._state()
+        return self._state()
 
     def _transactions(self, state: TableState) -> list[Any]:
         from deltalake import Transaction

@@ -186,7 +186,7 @@ class IcebergTarget:
         self._files += write_file(table.io, table.metadata, tasks)
         self._spec_id = table.spec().spec_id
 
-    def try_commit(self, state: TableState) -> None:
+    def try_commit(self, state: TableState) -> TableState:
         """Append the data files in a snapshot that has the state, onto the loaded one."""
         from pyiceberg.table import Table
 
@@ -206,6 +206,7 @@ class IcebergTarget:
         )
         self.version = self._attempts[-1]
         self.discard()
+        return state
 
     def _append(self, table: Table, properties: dict[str, str]) -> None:
         from pyiceberg.exceptions import CommitFailedException

@@ -78,8 +78,11 @@ class TableTarget(Protocol):
         """Take rows of the next commit."""
         ...
 
-    def try_commit(self, state: TableState) -> None:
+    def try_commit(self, state: TableState) -> TableState:
         """Commit the staged rows, and the state after them, onto the version of the last prepare or reload.
+
+        Returns:
+            The state of the version that is loaded now.
 
         Raises:
             ConflictError: Another commit with offsets of this stream, or of any kind, came first.
@@ -151,8 +154,9 @@ def commit(target: TableTarget, before: TableState, after: TableState, wait: flo
     guard, as it was made onto an older version.
 
     Returns:
-        The state of the loaded version. It is not ``after`` if another writer has gone on since the commit:
-        the caller must read on from there, since no guard refuses a commit onto this version.
+        The state of the loaded version. It is not ``after`` if another writer has gone on since the commit,
+        or has committed other partitions before it. The caller must read on from there, since no guard
+        refuses a commit onto this version.
 
     Raises:
         OvertakenError: Another writer has committed offsets of this stream, or changed the partitioning.
@@ -171,7 +175,6 @@ def commit(target: TableTarget, before: TableState, after: TableState, wait: flo
                 if found != before or not target.can_commit():
                     raise OvertakenError
             is_first = False
-            target.try_commit(after)
-            return after
+            return target.try_commit(after)
 
     return patiently(attempt, wait)

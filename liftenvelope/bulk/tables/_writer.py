@@ -351,7 +351,7 @@ class _CatchUp:
         self.rows += self._held_rows
         self.commits += 1
         self._drop()
-        if self.state != after:  # another writer has gone on since the commit
+        if self.state != after:  # another writer has committed as well
             raise OvertakenError
 
     def _drop(self) -> None:

@@ -14,6 +14,7 @@ import deltalake
 import duckdb
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 from nats.js import JetStreamContext
@@ -31,7 +32,7 @@ from liftenvelope.bulk import (
     TableWritten,
 )
 from liftenvelope.bulk._jetstream.requests import JetStreamRequests
-from liftenvelope.bulk.tables import _target
+from liftenvelope.bulk.tables import _target, _writer
 from liftenvelope.errors import OffsetOutOfRangeError, StreamNotFoundError, UsageError
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 from tests.integration.bulk_streams import make_stream, numbered, publish, with_jetstream
@@ -240,6 +241,31 @@ class TestTwoWriters:
             done = lake.write(stream, progress=interfere, batch_rows=10, commit_rows=30)
         assert (others, done.rows, done.commits) == ([30], 30, 1)
         assert lake.offsets() == list(range(60))
+
+    def test_other_partition_committed_meanwhile_is_not_written_again(
+        self, lake: Lake, gateway_server: LiftbridgeCluster, name: str
+    ) -> None:
+        """Commits of two partitions do not conflict in Delta, so the first writer learns of it by its own."""
+        lake.source = gateway_server.addresses
+        gateway_server.create_stream(name, partitions=2)
+        for count in (10, 100):
+            lake.write(name)  # the first commit of a stream conflicts with all others of it
+            for partition in (0, 1):
+                bulk.write(lake.source, name, pa.table({"value": [b"x"] * count}), partition=partition)
+        with lake.writer(name, partitions=1) as other:
+            others: list[int] = []
+
+            def interfere(seen: Progress) -> None:
+                if seen.done == 50:
+                    others.append(other.catch_up().rows)
+
+            with patch.object(_writer, "PARALLEL", 1):  # one partition after the other
+                done = lake.write(name, progress=interfere, batch_rows=50, commit_rows=100)
+        assert (others, done.rows, dict(done.offsets)) == ([100], 100, {0: 110, 1: 110})
+        table = lake.read()
+        for partition in (0, 1):
+            rows = table.filter(pc.field("partition") == partition)
+            assert sorted(rows["offset"].to_pylist()) == list(range(110))
 
     def test_both_go_on_where_the_other_ended(self, lake: Lake, stream: str) -> None:
         with lake.writer(stream) as one, lake.writer(stream) as two:
