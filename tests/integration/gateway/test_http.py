@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 import liftenvelope
 from liftenvelope._pb import api_pb2
@@ -326,8 +327,16 @@ async def test_client_that_trickles_its_request_is_closed(http: str) -> None:
 
 
 async def test_client_that_takes_no_answer_is_closed(jetstream_server: NatsServer) -> None:
+    """The answer is larger than the sockets hold."""
+
+    async def large(_: web.Request) -> web.Response:
+        return web.Response(body=bytes(32 << 20))
+
+    page = web.Application()
+    page.router.add_get("/", large)
     nc = await connect(jetstream_server.url)
-    server = HttpServer(GatewayMonitor(Gateway(nc, limits=Limits(http_timeout=2.0))))
+    source = GatewayMonitor(Gateway(nc, limits=Limits(http_timeout=2.0)))
+    server = HttpServer(source, {"/page": page})
     address = await server.start("127.0.0.1", 0)
     host, _, port = address.rpartition(":")
     with socket.socket() as client:
@@ -335,8 +344,9 @@ async def test_client_that_takes_no_answer_is_closed(jetstream_server: NatsServe
         client.setblocking(False)
         loop = asyncio.get_running_loop()
         await loop.sock_connect(client, (host, int(port)))
-        await loop.sock_sendall(client, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-        await until(lambda: len(server._connections) == 1)
+        await loop.sock_sendall(client, b"GET /page/ HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await loop.sock_recv(client, 8) == b"HTTP/1.1"
+        assert len(server._connections) == 1
         await until(lambda: not server._connections)
     await server.close()
 
