@@ -1,4 +1,4 @@
-"""Counts the messages of a stream from a sequence on."""
+"""Tells how many messages a stream has from a sequence on, and whether it has any, as its leader knows."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
+from liftenvelope.errors import MessageNotFoundError
 from liftenvelope.jetstream._consumer_config import AckPolicy, ConsumerConfig, DeliverPolicy
-from liftenvelope.jetstream.lagging import MOST_PLACES, may_lag, not_on_leader
+from liftenvelope.jetstream.lagging import LeaderSearch
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream._stream import Stream
+    from liftenvelope.jetstream.api import Api
     from liftenvelope.jetstream.infos import ClusterInfo
 
-__all__ = ["count_from"]
+__all__ = ["count_from", "is_stored"]
 
 #: Seconds after which the server deletes a consumer that could not be deleted.
 _INACTIVE: Final = 5.0
@@ -33,8 +35,10 @@ async def count_from(stream: Stream, sequence: int, subjects: Sequence[str] = ()
         TransportError: The server placed no consumer on the leader.
         LiftEnvelopeError: JetStream did not answer, or refused a request.
     """
-    leader = _server_of((await stream.info()).cluster)
-    for _ in range(MOST_PLACES):
+    search = LeaderSearch(stream.name)
+    while True:
+        if search.needs_leader:
+            search.leader = _server_of((await stream.info()).cluster)
         config = ConsumerConfig(
             name=f"count-{uuid4().hex}",
             ack_policy=AckPolicy.NONE,
@@ -48,9 +52,24 @@ async def count_from(stream: Stream, sequence: int, subjects: Sequence[str] = ()
         consumer = await stream.create_consumer(config)
         info = consumer.cached_info
         await stream.delete_consumer(consumer.name)
-        if not may_lag(_server_of(info.cluster), leader):
+        if search.accepts(_server_of(info.cluster)):
             return info.num_pending
-    raise not_on_leader(stream.name, leader)
+
+
+async def is_stored(api: Api, stream: str, first: int, last: int) -> bool:
+    """Return whether a stream still has a message from sequence ``first`` to ``last``.
+
+    Raises:
+        JetStreamError, CallTimeoutError, TransportError: JetStream did not answer, or refused the request.
+    """
+    if first > last:
+        return False
+    request = {"seq": first, "next_by_subj": ">"}
+    try:
+        answer = await api.request(f"STREAM.MSG.GET.{stream}", request)
+    except MessageNotFoundError:
+        return False
+    return int(answer["message"]["seq"]) <= last
 
 
 def _server_of(cluster: ClusterInfo | None) -> str:

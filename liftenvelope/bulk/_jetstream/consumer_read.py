@@ -24,7 +24,7 @@ from liftenvelope.errors import (
     TransportError,
 )
 from liftenvelope.jetstream.api import natural
-from liftenvelope.jetstream.lagging import MOST_PLACES, may_lag, not_on_leader, server_of
+from liftenvelope.jetstream.lagging import LeaderSearch, server_of
 from liftenvelope.jetstream.statuses import StatusKind
 
 if TYPE_CHECKING:
@@ -109,8 +109,7 @@ class ConsumerRead(RangeRead):
 
     def _open(self, link: NatsSocket) -> bool:
         """Create a consumer at the next offset; return True if anything is left to read."""
-        end, leader = self._check_end(link)
-        self._left = self._make_consumer(link, leader)
+        end, self._left = self._make_consumer(link)
         if self._source.filters and not self._skips.has_begun and self._plan.on_retention == "raise":
             self._count_matching(end)
         if self._sid:
@@ -129,21 +128,27 @@ class ConsumerRead(RangeRead):
         self._flush(self._span.stop)
         return False
 
-    def _make_consumer(self, link: NatsSocket, leader: str) -> int:
-        """Create a consumer at the next offset; return the number of messages that it has to deliver.
+    def _make_consumer(self, link: NatsSocket) -> tuple[int, int]:
+        """Create a consumer at the next offset, once it is sure that the stream reaches it.
 
-        Only the leader knows that none is left. So a consumer of another server that tells so is replaced.
+        Only the leader knows that no message is left. So a consumer of another server that has none is
+        replaced.
+
+        Returns:
+            The end of the stream, and the number of messages that the consumer has to deliver.
 
         Raises:
             TransportError: The server placed no consumer on the leader.
         """
-        for _ in range(MOST_PLACES):
+        search, end = LeaderSearch(self._source.stream), -1
+        while True:
+            if search.needs_leader:
+                end, search.leader = self._check_end(link)
             self._drop_consumer(link)
             self._consumer, self._made_at = new_name(), time.monotonic()
             left, server = self._source.make_consumer(self._consumer, self._next, self._outlet)
-            if left or not may_lag(server, leader):
-                return left
-        raise not_on_leader(self._source.stream, leader)
+            if left or search.accepts(server):
+                return end, left
 
     def _check_end(self, link: NatsSocket) -> tuple[int, str]:
         """Check that the stream still reaches the next offset (``_check_not_truncated``).

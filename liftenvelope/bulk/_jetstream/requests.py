@@ -23,7 +23,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream.api import api_prefix, natural, parse_ns
 from liftenvelope.jetstream.infos import StreamInfo
-from liftenvelope.jetstream.lagging import MOST_PLACES, may_lag, not_on_leader, server_of
+from liftenvelope.jetstream.lagging import LeaderSearch, server_of
 from liftenvelope.jetstream.names import check_stream_name
 from liftenvelope.rpc.address import Address, parse_address
 
@@ -215,7 +215,7 @@ class JetStreamRequests:
     def make_consumer(self, name: str, offset: int, outlet: Outlet) -> tuple[int, str]:
         """Create a consumer that only reads; return the number of messages to deliver, and its server.
 
-        The number is that of the server's own copy of the stream, which may lag behind: see :func:`may_lag`.
+        The number is that of the server's own copy of the stream, which may lag behind.
 
         If the reader is stopped, it still waits a second for the answer: nats-server executes requests
         concurrently, also those of one connection, so a deletion sent now might overtake the creation. Both
@@ -262,15 +262,16 @@ class JetStreamRequests:
         def number_and_server(answer: dict[str, Any]) -> tuple[int, str]:
             return read(answer), server_of(answer)
 
-        leader = self.ask(server_of, f"STREAM.INFO.{self.stream}")
         request = consumer_request(self.stream, start, filters, inactive=5)
-        for _ in range(MOST_PLACES):
+        search = LeaderSearch(self.stream)
+        while True:
+            if search.needs_leader:
+                search.leader = self.ask(server_of, f"STREAM.INFO.{self.stream}")
             name = new_name()
             found, server = self.ask(number_and_server, f"CONSUMER.CREATE.{self.stream}.{name}", request)
             self.ask(_all, f"CONSUMER.DELETE.{self.stream}.{name}")
-            if not may_lag(server, leader):
+            if search.accepts(server):
                 return found
-        raise not_on_leader(self.stream, leader)
 
     def config_and_extent(self) -> tuple[dict[str, Any], Extent]:
         """Return the config and the current extent of the stream.

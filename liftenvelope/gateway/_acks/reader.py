@@ -47,8 +47,9 @@ from liftenvelope.gateway._acks.consumers import ACK_CONSUMER, AckConsumer, AckC
 from liftenvelope.gateway._acks.flow import ACKNOWLEDGE_EVERY, AckCommands, AckFlow
 from liftenvelope.gateway._acks.servers import ack_servers_of
 from liftenvelope.gateway._partitions.feed import ask_start
-from liftenvelope.gateway._partitions.inbound import is_stored, last_received
+from liftenvelope.gateway._partitions.inbound import last_received
 from liftenvelope.jetstream.api import DEFAULT_PREFIX, Api
+from liftenvelope.jetstream.counting import is_stored
 from liftenvelope.jetstream.watch import watch_of
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope.errors import CallTimeoutError, InternalError, LiftEnvelopeError
+from liftenvelope.jetstream.counting import is_stored
 from liftenvelope.nats.link import Link
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ class Mirror:
                 time. The copy is incomplete.
         """
         stream = await self._bucket.handle()
-        waiting = (await stream.info()).state.messages
+        first = (await stream.info()).state
+        waiting = first.messages
         # The stream keeps only the last value of each key.
         messages = stream.ordered_consumer().messages(expires=10.0, idle_heartbeat=self._heartbeat)
         try:
@@ -93,6 +95,11 @@ class Mirror:
                     continue
                 self._take(message)
                 read, waiting, tries = message.metadata.stream_sequence, message.metadata.num_pending, _TRIES
+                # The consumer may be on a replica that lags, and have nothing to deliver yet.
+                if not waiting and await is_stored(
+                    self._bucket.js.api, stream.name, read + 1, first.last_seq
+                ):
+                    waiting = 1
         except BaseException:
             messages.stop()
             raise

@@ -31,7 +31,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.gateway._partitions.pull_window import PullBudget, PullWindow
 from liftenvelope.jetstream.abandoned import created_or_removed
-from liftenvelope.jetstream.lagging import MOST_PLACES, may_lag, not_on_leader, server_of
+from liftenvelope.jetstream.lagging import LeaderSearch, server_of
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.receiving import subscribe_direct
 
@@ -122,15 +122,16 @@ async def ask_start(api: Api, stream: str, timestamp_ns: int) -> int:
     """
     seconds, rest = divmod(max(timestamp_ns, 0), _NS)
     start = {"deliver_policy": "by_start_time", "opt_start_time": f"{_utc(seconds)}.{rest:09d}Z"}
-    leader = server_of(await api.request(f"STREAM.INFO.{stream}"))
-    for _ in range(MOST_PLACES):
+    search = LeaderSearch(stream)
+    while True:
+        if search.needs_leader:
+            search.leader = server_of(await api.request(f"STREAM.INFO.{stream}"))
         name = secrets.token_hex(8)
         # The consumer's start position is the answer. It is deleted without a pull.
         info = await _make(api, stream, name, _config(name, budget_of(api.nc).inactivity) | start)
         await _delete(api, stream, name)
-        if not may_lag(server_of(info), leader):
+        if search.accepts(server_of(info)):
             return int(info["delivered"]["stream_seq"]) + 1
-    raise not_on_leader(stream, leader)
 
 
 def _utc(seconds: int) -> str:
@@ -293,6 +294,10 @@ class DeliveryFeed:
         """
         self._must_recount = True
         self.pending = max(self.pending, 1)
+
+    def replace_consumer(self) -> None:
+        """Read on through another consumer, as the replica of this one lags."""
+        self._lose()
 
     def wake(self) -> None:
         """Make a waiting :meth:`take` return, with or without deliveries."""

@@ -15,13 +15,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope.errors import CallTimeoutError, JetStreamError, MessageNotFoundError, NoJetStreamError
+from liftenvelope.errors import CallTimeoutError, JetStreamError, NoJetStreamError
 from liftenvelope.jetstream.api import read_answer
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api
 
-__all__ = ["is_stored", "last_received"]
+__all__ = ["last_received"]
 
 #: Headers of a marker. Nothing listens on the subject of its trace.
 _MARKER: Final = {
@@ -62,24 +62,6 @@ async def last_received(api: Api, stream: str) -> int:
             return int(info["state"]["last_seq"])
         except CallTimeoutError:
             continue
-
-
-async def is_stored(api: Api, stream: str, first: int, last: int) -> bool:
-    """Ask a stream's leader whether it still has a message from sequence ``first`` to ``last``.
-
-    Unlike a consumer, which may be on a replica that lags, the leader has all messages that were acked.
-
-    Raises:
-        JetStreamError, CallTimeoutError, TransportError: JetStream did not answer, or refused the request.
-    """
-    if first > last:
-        return False
-    request = {"seq": first, "next_by_subj": ">"}
-    try:
-        answer = await api.request(f"STREAM.MSG.GET.{stream}", request)
-    except MessageNotFoundError:
-        return False
-    return int(answer["message"]["seq"]) <= last
 
 
 async def _pass_queue(api: Api, subject: str) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from liftenvelope import _native
 from liftenvelope._pb import api_pb2
 from liftenvelope.gateway._partitions.feed import DeliveryFeed
-from liftenvelope.gateway._partitions.inbound import is_stored
 from liftenvelope.gateway._readers.reads import may_send
+from liftenvelope.jetstream.counting import is_stored
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ async def _range(core: Core, stream: str, low: int, high: int, read: Read) -> li
             if not framer.pending:
                 if not await is_stored(core.js.api, stream, max(framer.sequence, low) + 1, high + 1):
                     break
-                feed.recount()  # the consumer is on a replica that lags, and delivers the message later
+                feed.replace_consumer()
             messages = await feed.take()
             for message in messages:
                 framer.frame([message], high + 2, -1)

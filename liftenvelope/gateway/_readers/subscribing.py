@@ -9,12 +9,12 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
 from liftenvelope.gateway._clients.authorization import client_name
 from liftenvelope.gateway._partitions.feed import DeliveryFeed, ask_start
-from liftenvelope.gateway._partitions.inbound import is_stored
 from liftenvelope.gateway._protocol.failures import status_of
 from liftenvelope.gateway._protocol.requests import read_request
 from liftenvelope.gateway._readers.positions import END_OF_READONLY, Bounds, bounds
 from liftenvelope.gateway._readers.reads import Read, may_send
 from liftenvelope.gateway._readers.reverse import read_backwards
+from liftenvelope.jetstream.counting import is_stored
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class SubscribeService:
                 if not await is_stored(self._core.js.api, stream, framer.sequence + 1, found.stop + 1):
                     raise RpcError(StatusCode.RESOURCE_EXHAUSTED, found.text)
                 quiet = False
-                feed.recount()  # the consumer is on a replica that lags, and delivers the message later
+                feed.replace_consumer()
             messages = await feed.take()
             if not messages:
                 quiet, framer.pending = True, feed.pending
