@@ -55,7 +55,7 @@ class ServerLimits:
             the client. Default 1 MiB.
         max_unread_bytes_per_connection: Memory that requests of all calls of a connection may take unread:
             their bytes, 48 bytes for each message and 160 for each read. Beyond it the call that holds most
-            ends with RESOURCE_EXHAUSTED. Default 64 MiB.
+            ends with RESOURCE_EXHAUSTED. Default 16 MiB.
         max_unread_bytes: Memory that requests of all connections may take unread. Beyond it the call that
             holds most on the connection that holds most ends with RESOURCE_EXHAUSTED. Default 256 MiB.
         max_unsent_bytes_per_connection: Bytes of answers that the calls of a connection may hold because the
@@ -86,7 +86,7 @@ class ServerLimits:
     max_calls: int = bounded(10_000)
     max_calls_per_client: int = bounded(8_000)
     max_unread_bytes_per_call: int = bounded(1 << 20, least=1_024, most=_LARGEST)
-    max_unread_bytes_per_connection: int = bounded(64 << 20, least=1_024)
+    max_unread_bytes_per_connection: int = bounded(16 << 20, least=1_024)
     max_unread_bytes: int = bounded(256 << 20, least=1_024)
     max_unsent_bytes_per_connection: int = bounded(32 << 20, least=1_024)
     max_unsent_bytes: int = bounded(256 << 20, least=1_024)
