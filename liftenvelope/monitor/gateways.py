@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import LiftEnvelopeError, TransportError, UsageError
 from liftenvelope.monitor._collector import Sampler
 from liftenvelope.monitor._parts import each, fault_of, steady_clock
@@ -31,6 +33,8 @@ METRICS: Final = frozenset({
 #: A line of Prometheus's text format with the name, the labels and the value.
 _LINE: Final = re.compile(rf"{_PREFIX}(\w+)(?:\{{(.*)\}})? (\S+)")
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+#: Characters of a line. The labels of a longer one would take seconds to match.
+_LONGEST: Final = 1_024
 #: Seconds for an answer, bytes of it, and requests at once.
 _TIMEOUT: Final = 5.0
 _LARGEST: Final = 16 * 2**20
@@ -52,9 +56,13 @@ def metrics_url(text: str) -> str:
         >>> metrics_url("http://127.0.0.1:9293")
         'http://127.0.0.1:9293/metrics'
     """
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError("gateway metrics must be a URL such as http://127.0.0.1:9293/metrics")
+        example = "http://127.0.0.1:9293/metrics"
+        raise UsageError(f"gateway metrics must be a URL such as {example}, got {without_secrets(text)!r}")
     return text if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/metrics"
 
 
@@ -85,12 +93,14 @@ def figures_of(lines: Iterable[str], at: float) -> dict[str, GatewayFigures]:
 
 def _values(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, str], float]]:
     for line in lines:
-        found = _LINE.match(line)
+        found = _LINE.match(line[:_LONGEST])
         if found is not None and found[1] in METRICS:
             try:
-                yield found[1], dict(_LABEL.findall(found[2] or "")), float(found[3])
+                value = float(found[3])
             except ValueError:
                 continue  # not a metric of ours
+            if math.isfinite(value):
+                yield found[1], dict(_LABEL.findall(found[2] or "")), value
 
 
 def _figures(values: _Values, at: float) -> GatewayFigures:
@@ -173,7 +183,12 @@ class _GatewaySampler:
 
     async def sample(self, focus: Sequence[str] = ()) -> Snapshot:
         """Take a sample, and read the metrics meanwhile."""
-        snapshot, (figures, faults) = await asyncio.gather(self._sampler.sample(focus), self._metrics.read())
+        reading = asyncio.create_task(self._metrics.read(), name="read the metrics of gateways")
+        try:
+            snapshot = await self._sampler.sample(focus)
+            figures, faults = await reading
+        finally:
+            reading.cancel()
         gateways = dict(snapshot.gateways)
         for name, found in figures.items():
             gateways[name] = replace(gateways.get(name, GatewaySample(id=name)), figures=found)

@@ -30,7 +30,8 @@ class Outstanding(Watched):
     def _figures(self, owners: list[Any]) -> Iterator[Observation]:
         sums: Counter[str] = Counter()
         for owner in owners:
-            sums[_KINDS.get(type(owner), _LIFTBRIDGE)] += _outstanding_of(owner)
+            kind = next((name for kind, name in _KINDS.items() if isinstance(owner, kind)), _LIFTBRIDGE)
+            sums[kind] += _outstanding_of(owner)
         for name, count in sums.items():
             yield Observation(count, {names.SYSTEM: names.NATS, "liftenvelope.publisher": name})
 

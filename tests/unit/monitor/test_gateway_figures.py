@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from liftenvelope.errors import UsageError
 from liftenvelope.gateway._families import FAMILIES
-from liftenvelope.monitor.gateways import METRICS, figures_of
+from liftenvelope.monitor.gateways import METRICS, figures_of, metrics_url
 
 
 def test_every_metric_that_is_read_exists() -> None:
@@ -29,3 +32,24 @@ def test_workers_of_a_program_are_told_apart() -> None:
 def test_lines_that_are_no_metric_are_skipped() -> None:
     lines = ["# HELP x", "", "liftenvelope_gateway_ready", "liftenvelope_gateway_ready x", "other 1"]
     assert figures_of(lines, 1.0) == {}
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e999"])
+def test_values_that_are_no_numbers_are_skipped(value: str) -> None:
+    lines = ['liftenvelope_gateway_build_info{id="one"} 1.0', f"liftenvelope_gateway_open_reads {value}"]
+    assert figures_of(lines, 1.0)["one"].reads == 0
+
+
+def test_line_of_any_length_is_read_at_once() -> None:
+    """The labels of 16 MB would take hours to match."""
+    lines = [
+        'liftenvelope_gateway_build_info{id="one"} 1.0',
+        "liftenvelope_gateway_ready{" + "a" * 2**24 + "} 1",
+    ]
+    assert not figures_of(lines, 1.0)["one"].ready
+
+
+@pytest.mark.parametrize("text", ["http://[", "127.0.0.1:9293", "ftp://h/metrics", "http:///metrics", ""])
+def test_url_of_metrics_that_is_none(text: str) -> None:
+    with pytest.raises(UsageError, match="gateway metrics must be a URL such as"):
+        metrics_url(text)
