@@ -47,7 +47,9 @@ _OF_STREAM: Final = {
 _NOT_IN_TOML: Final = {"address_map", "tls_server_name"}
 #: Options that hold credentials, and the names that these have in them.
 _WITH_SECRETS: Final = ("catalog", "storage_options")
-_CREDENTIAL: Final = re.compile(r"key|secret|token|password|credential|auth|sas|connection", re.IGNORECASE)
+_CREDENTIAL: Final = re.compile(
+    r"key|secret|token|pass|pwd|credential|auth|bearer|sas|connection", re.IGNORECASE
+)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LARGEST: Final = 1 << 20
 _MOST_PIPELINES: Final = 1_000
@@ -163,11 +165,14 @@ def _shown(pipeline: PipelineConfig) -> dict[str, Any]:
 
 def _without_credentials(options: Any) -> Any:
     """Return the options of a catalogue or an object store with stars for keys, passwords and tokens."""
-    if not isinstance(options, Mapping):
-        return without_secrets(options)
-    return {
-        name: "***" if _CREDENTIAL.search(name) else without_secrets(value) for name, value in options.items()
-    }
+    if isinstance(options, Mapping):
+        return {name: _option(name, value) for name, value in options.items()}
+    return without_secrets(options) if isinstance(options, str) else options
+
+
+def _option(name: str, value: Any) -> Any:
+    """Return one option. TOML reads the key ``s3.secret`` as a table ``s3`` with a key ``secret``."""
+    return "***" if _CREDENTIAL.search(name) else _without_credentials(value)
 
 
 def read_archive_config(path: str) -> ArchiveConfig:

@@ -101,6 +101,8 @@ def payload_of(payload: str | dict[str, Any], schema: str | None, message: str |
     _check(payload, schema, message)
     if schema is None:
         return payload
+    if schema == "-":
+        raise click.UsageError("--schema must be a file, got '-': standard input may carry the data")
     check_file("--schema", schema)
     if payload == "protobuf":
         return {"format": payload, "file": Path(schema), "message": message}

@@ -11,7 +11,13 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from liftenvelope._deadlines import Deadline
-from liftenvelope.errors import CallTimeoutError, JetStreamError, UsageError
+from liftenvelope.errors import (
+    CallTimeoutError,
+    ConsumerNotFoundError,
+    JetStreamError,
+    StreamNotFoundError,
+    UsageError,
+)
 from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.infos import ClusterInfo
 
@@ -55,6 +61,8 @@ async def step_down(
     while not deadline.is_over:
         try:
             found = (await info(min(_ANSWER, deadline.left))).cluster or ClusterInfo()
+        except (StreamNotFoundError, ConsumerNotFoundError):  # deleted meanwhile
+            raise
         except (CallTimeoutError, JetStreamError):  # during an election
             found = ClusterInfo()
         if found.leader and (found.leader, found.leader_since) != (before.leader, before.leader_since):

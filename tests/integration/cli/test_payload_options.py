@@ -155,6 +155,7 @@ def test_json_object_has_the_options_of_a_format(url: str, name: str) -> None:
         (["--payload", "protobuf", "--schema", "shop.binpb"], "--payload protobuf needs --message"),
         (["--payload", "avro", "--schema", "order.avsc", "--message", "x"], "without --payload protobuf"),
         (["--schema", "order.avsc"], "--schema needs --payload"),
+        (["--payload", "avro", "--schema", "-"], "--schema must be a file, got '-'"),
         (["--message", "x"], "--message must be left out without --payload protobuf"),
         (
             ["--payload", '{"format": "json"}', "--schema", "names.json"],

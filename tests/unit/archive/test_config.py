@@ -191,14 +191,30 @@ stream = "A"
 kind = "iceberg"
 table = "db.t"
 catalog = "lake"
+[[pipeline]]
+name = "nested"
+source = "nats://h"
+stream = "A"
+[pipeline.target]
+kind = "iceberg"
+table = "db.t"
+[pipeline.target.catalog]
+type = "rest"
+pwd = "hidden"
+s3.region = "eu"
+s3.secret-access-key = "hidden"
 """
     )
     config = read_archive_config(str(path))
-    delta, iceberg, named = (one["target"] for one in config.shown()["pipeline"])
+    delta, iceberg, named, nested = (one["target"] for one in config.shown()["pipeline"])
     assert "hidden" not in repr(config.shown())
     assert delta["storage_options"]["AWS_REGION"] == "eu"
     assert iceberg["catalog"] == {
         "type": "sql", "uri": "postgresql://db/lake", "credential": "***", "token": "***"
     }  # fmt: skip
     assert named["catalog"] == "lake"
+    # An unquoted key with a dot is a table in TOML.
+    assert nested["catalog"] == {
+        "type": "rest", "pwd": "***", "s3": {"region": "eu", "secret-access-key": "***"}
+    }  # fmt: skip
     assert config.pipelines[0].options["storage_options"]["AWS_SECRET_ACCESS_KEY"] == "hidden"
