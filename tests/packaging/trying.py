@@ -31,7 +31,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "cli": ("cli", "bulk", "gateway"),
 }
 #: Modules that are imported after a check for their packages: by the command, by pytest, by a public module.
-_INNER = re.compile(r"liftenvelope\.(cli\.|monitor\.server$|testing\.plugin$|.*\._)")
+_INNER = re.compile(r"liftenvelope\.(cli\.|monitor\.(gateways|server)$|testing\.plugin$|.*\._)")
 _REMEDY = re.compile(
     r"^MissingExtraError: this needs (?P<package>\S+): run pip install 'liftenvelope\[(?P<extra>\w+)\]'$"
 )
