@@ -23,7 +23,7 @@ __all__ = ["ReplySubjects", "inbox_prefix_of"]
 #: subjects that nats-server puts in place of an inbox when a request comes from another account.
 _INBOXES: Final = ("_INBOX.", "_INBOX_", "_R_.")
 #: nats-server puts this and two hashes in front of an inbox when a request comes from another cluster.
-_ROUTED: Final = "_GR_."
+_ROUTED: Final = b"_GR_."
 _ROUTED_TOKENS: Final = 3
 
 
@@ -47,9 +47,11 @@ class ReplySubjects:
 
     def allows(self, reply: str) -> bool:
         """Return whether an answer may go to this subject. False for no reply subject."""
-        if reply.startswith(_ROUTED):
-            reply = reply.split(".", _ROUTED_TOKENS)[-1]
-        is_allowed: bool = acks.is_ack_inbox(reply.encode("utf-8", "replace"), self._prefixes)
+        subject = inbox = reply.encode("utf-8", "replace")
+        if subject.startswith(_ROUTED):
+            inbox = subject.split(b".", _ROUTED_TOKENS)[-1]
+        # The two hashes are the client's too if it made up the prefix, so all of the subject is checked.
+        is_allowed: bool = acks.is_ack_inbox(subject) and acks.is_ack_inbox(inbox, self._prefixes)
         return is_allowed
 
 

@@ -21,6 +21,9 @@ HOSTILE = [
     "_GR_.a.b.$JS.API.STREAM.DELETE.orders",
     "_GR_.a.b.orders",
     "_GR_.a",
+    "_GR_.*.>._INBOX.c",
+    "_GR_.a.._INBOX.c",
+    "_GR_.a b.c._INBOX.c",
     "team",
     "teams.a",
 ]
