@@ -13,12 +13,10 @@ from google.protobuf.message import DecodeError, Message
 from nats.micro.service import Service, ServiceConfig
 from nats.nuid import NUID
 
-from liftenvelope._logs.throttle import Throttle
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope._version import __version__
 from liftenvelope.errors import GroupError
 from liftenvelope.group._concurrency import at_once
-from liftenvelope.group._event_log import log
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.bounds import Bounds, clamped
 from liftenvelope.group.directory import Definition, Directory
@@ -54,8 +52,6 @@ _START_WAIT: Final = 10.0
 _LONGEST_WAIT: Final = 5.0
 #: Most requests in progress. Further requests are told to retry.
 _MOST_AT_ONCE: Final = 10_000
-#: Characters of a refused reply subject in the log.
-_LONGEST_SHOWN: Final = 100
 
 
 class GroupService:
@@ -300,7 +296,6 @@ class _AnswerableRequests:
     def __init__(self, nc: Client, replies: ReplySubjects) -> None:
         self._nc = nc
         self._replies = replies
-        self._throttle = Throttle()
         self._nuid = NUID()  # of which nats.micro makes the id of the service
 
     async def subscribe(
@@ -310,11 +305,8 @@ class _AnswerableRequests:
         assert cb is not None  # nats.micro always gives one
 
         async def handle(msg: Msg) -> None:
-            if not msg.reply or self._replies.allows(msg.reply):
+            if not msg.reply or self._replies.admits(msg):
                 await cb(msg)
-            elif self._throttle.admits("reply", asyncio.get_running_loop().time()):
-                shown = msg.reply[:_LONGEST_SHOWN]
-                log.warning("a request on %s was dropped, its reply subject is no inbox: %r", subject, shown)
 
         return await self._nc.subscribe(subject, queue=queue, cb=handle)
 

@@ -1,4 +1,4 @@
-"""Logger of ack inboxes."""
+"""Logger of ack inboxes and of refused reply subjects."""
 
 from __future__ import annotations
 

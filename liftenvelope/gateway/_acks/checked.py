@@ -101,7 +101,7 @@ class CheckedIntake:
             await asyncio.wait(self._sending)
 
     async def _answer(self, msg: Msg) -> None:
-        if self._inboxes.replies.allows(msg.reply):
+        if self._inboxes.replies.admits(msg):
             self._send(msg.reply, b"")
 
     async def _take(self, msg: Msg) -> None:
@@ -132,7 +132,7 @@ class CheckedIntake:
             self._refuse(msg, message)
         elif isinstance(error, LiftEnvelopeError) and not isinstance(error, NoJetStreamError):
             self._on_error(error)  # else the partition is paused or readonly: no ack
-        if self._inboxes.replies.allows(msg.reply):
+        if self._inboxes.replies.admits(msg):
             self._send(msg.reply, _pub_ack(stored, error))
 
     def _refuse(self, msg: Msg, message: Message) -> None:

@@ -99,7 +99,7 @@ class Agreement:
             return  # the gateway is dead or cut off: it reads the records when it is back
 
     async def _asked(self, msg: Msg) -> None:
-        if len(self._answering) >= _MOST or not self._replies.allows(msg.reply):
+        if len(self._answering) >= _MOST or not self._replies.admits(msg):
             return
         # In a task, because nats-py passes on the next message only after this callback returns.
         task = asyncio.get_running_loop().create_task(self._answer(msg))

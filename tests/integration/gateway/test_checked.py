@@ -234,7 +234,9 @@ async def test_a_publisher_that_asks_jetstream_gets_its_answer(
     assert refused["error"]["err_code"] == 10071
 
 
-async def test_ack_of_a_raw_publish_goes_to_inboxes_alone(client: Client, nc: NatsClient, name: str) -> None:
+async def test_ack_of_a_raw_publish_goes_to_inboxes_alone(
+    client: Client, nc: NatsClient, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     await client.create_stream(name, name, optimistic_concurrency=True)
     others = [f"$KV.{name}.a", f"_lift.{name}", f"liftenvelope.groups.{name}", f"{name}.acks"]
     spies = [await nc.subscribe(subject) for subject in others]
@@ -243,21 +245,29 @@ async def test_ack_of_a_raw_publish_goes_to_inboxes_alone(client: Client, nc: Na
         await nc.publish(name, b"x", reply=reply)
     assert json.loads((await sound.next_msg(60)).data)["seq"] == 5
     assert [spy.pending_msgs for spy in spies] == [0, 0, 0, 0]
+    assert refusals(caplog) == [(name, f"$KV.{name}.a")]
 
 
+@pytest.mark.parametrize("is_probe", [True, False])
 async def test_questions_of_gateways_are_answered_to_inboxes_alone(
-    client: Client, nc: NatsClient, name: str
+    client: Client, nc: NatsClient, name: str, is_probe: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     probes = await nc.subscribe("_lift.intake.>")
     await client.create_stream(name, name, optimistic_concurrency=True)
     probe = await probes.next_msg(60)
     seen = json.dumps({"name": name, "revision": 0}).encode()
-    for question, payload in ((probe.subject, b""), ("_lift.seen.first", seen)):
-        spy, sound = await nc.subscribe(f"$KV.{name}.a"), await nc.subscribe(f"_INBOX.{name}")
-        for reply in (f"$KV.{name}.a", f"_INBOX.{name}"):
-            await nc.publish(question, payload, reply=reply)
-        assert (await sound.next_msg(60)).data == b""
-        assert spy.pending_msgs == 0
+    question, payload = (probe.subject, b"") if is_probe else ("_lift.seen.first", seen)
+    spy, sound = await nc.subscribe(f"$KV.{name}.a"), await nc.subscribe(f"_INBOX.{name}")
+    for reply in (f"$KV.{name}.a", f"_INBOX.{name}"):
+        await nc.publish(question, payload, reply=reply)
+    assert (await sound.next_msg(60)).data == b""
+    assert spy.pending_msgs == 0
+    assert refusals(caplog) == [(question, f"$KV.{name}.a")]
+
+
+def refusals(caplog: pytest.LogCaptureFixture) -> list[object]:
+    """Return the subject and the reply subject of the requests that the log says get no answer."""
+    return [record.args for record in caplog.records if "gets no answer" in record.msg]
 
 
 async def test_the_next_leader_goes_on(own_nats: NatsServer, nc: NatsClient, name: str) -> None:
