@@ -2,12 +2,11 @@
 
 The client that holds most places gives one up, so that one client, whether hostile or leaking, can't keep the
 others out. Among its connections without a call, those that never had one go first, then the one that has
-been silent for longest, as nginx reuses idle connections. If it has none, a connection goes that never sent a
-frame, whoever holds it. A connection with calls goes only for a client that holds at least two places fewer:
-otherwise two clients of equal need would take places from each other for ever.
+been silent for longest, as nginx reuses idle connections. A connection with calls goes only for a client that
+holds at least two places fewer: otherwise two clients of equal need would take places from each other for
+ever.
 
-A client is the subject of its certificate. Without one it is its address, of IPv6 the network of 64 bits. A
-new connection has no certificate yet, so what its address holds counts for it, too.
+A client is the subject of its certificate. Without one it is its address, of IPv6 the network of 64 bits.
 """
 
 from __future__ import annotations
@@ -36,14 +35,12 @@ class Occupant(Protocol):
 
     Attributes:
         client: Client of the connection, as from :func:`client_of`.
-        address: The client that it is by its address alone.
         is_idle: True while the connection has no call.
         standing: 0 until a frame of HTTP/2 came, 1 until the first call, 2 from then on.
         active_at: Time of the last received bytes, in seconds of a monotonic clock.
     """
 
     client: str
-    address: str
     active_at: float
 
     @property
@@ -61,16 +58,14 @@ def place_to_free(places: Iterable[Occupant], newcomer: str) -> Occupant | None:
 
     Args:
         places: Open connections and handshakes in progress.
-        newcomer: Client of the new connection, by its address.
+        newcomer: Client of the new connection.
     """
     found = list(places)
     held = Counter(place.client for place in found)
-    held_by_newcomer = sum(place.address == newcomer for place in found)
     most = max(held.values(), default=0)
     greediest = [place for place in found if held[place.client] == most]
     candidates = [place for place in greediest if place.is_idle]
-    candidates = candidates or [place for place in found if place.is_idle and not place.standing]
-    if not candidates and most > held_by_newcomer + 1:
+    if not candidates and most > held[newcomer] + 1:
         candidates = greediest
     return min(candidates, key=lambda place: (place.standing, place.active_at), default=None)
 
@@ -96,7 +91,7 @@ class ConnectionPlaces:
         """Return whether a new connection gets a place; close another one if it must.
 
         Args:
-            client: Client of the new connection, by its address.
+            client: Client of the new connection.
             opening: Handshakes in progress.
         """
         # The process needs spare descriptors, for example to reconnect to its own servers.

@@ -41,9 +41,8 @@ class ServerLimits:
             RESOURCE_EXHAUSTED. Default 4 MiB.
         max_connections: Connections open at once, of all clients. The same holds for those that would leave
             the process fewer than 64 file descriptors. For a further one the client with most connections
-            gives one up: one without a call, or, for a client with at least two fewer, the one that sent
-            nothing for longest. Before that one goes, so does any that never sent a frame. If there is none
-            to give up, the further one is closed. A client is the subject of its certificate; without one,
+            gives one up: one without a call, or, for a client with at least two fewer, its oldest. If it has
+            none to give, the further one is closed. A client is the subject of its certificate; without one,
             its address. Default 1,000.
         max_calls_per_connection: Calls open at once on one connection. HTTP/2 makes the client queue further
             calls. Default 1,000.

@@ -46,7 +46,7 @@ class _Handshake:
 
     def __init__(self, all_: dict[_Handshake, asyncio.Task[None]], client: str, now: float) -> None:
         self._all = all_
-        self.client = self.address = client
+        self.client = client
         self.active_at = now
 
     def give_up(self) -> None:

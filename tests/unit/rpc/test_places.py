@@ -18,10 +18,6 @@ class Held:
     is_idle: bool = True
     standing: int = 2
     given_up: bool = False
-    address: str = ""
-
-    def __post_init__(self) -> None:
-        self.address = self.address or self.client
 
     def give_up(self) -> None:
         self.given_up = True
@@ -48,19 +44,6 @@ def test_busy_connection_goes_only_for_a_client_with_two_places_fewer() -> None:
 def test_silent_connection_of_a_modest_client_stays() -> None:
     busy = [Held("a", is_idle=False), Held("a", is_idle=False)]
     assert place_to_free([*busy, Held("b")], "a") is None
-
-
-def test_connection_that_never_sent_a_frame_goes_before_one_with_calls() -> None:
-    busy = [Held("a", float(number), is_idle=False) for number in range(3)]
-    silent = [Held("b", 8.0, standing=0), Held("b", 7.0, standing=0)]
-    assert place_to_free([*busy, *silent], "c") is silent[1]
-
-
-def test_new_connection_counts_for_what_its_address_holds_by_certificates() -> None:
-    """Otherwise clients with as many connections each would take places from each other for ever."""
-    busy = [Held(f"cn={name}", is_idle=False, address=name) for name in "aabb"]
-    assert place_to_free(busy, "a") is None
-    assert place_to_free(busy, "c") in busy
 
 
 def test_place_is_freed_only_when_none_is_left(caplog: pytest.LogCaptureFixture) -> None:
