@@ -8,11 +8,9 @@ cursors do not expire.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
-from weakref import WeakValueDictionary
 
 from liftenvelope._checks import MAX_INT64
 from liftenvelope._pb import api_pb2
@@ -72,8 +70,6 @@ class CursorService:
         self._quotas = quotas
         # Hashes of keys that are stored. They need no check whether their cursor is new.
         self._known: set[int] = set()
-        # Locks of the keys of calls that check this, as long as a call holds or awaits them.
-        self._checking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @classmethod
     async def open(cls, js: JetStream, limits: Limits, quotas: Quotas, *, replicas: int = 1) -> Self:
@@ -106,20 +102,12 @@ class CursorService:
         request = read_request(api_pb2.SetCursorRequest, raw, self._limits)
         key = cursor_key(request.cursorId, request.stream, request.partition)
         value = b"%d" % request.offset
-        if hash(key) in self._known and key not in self._checking:
-            await self._bucket.put(key, value)
-        else:
-            # Calls for one cursor take their turns, or an earlier value could be stored after a later one.
-            async with self._checking.setdefault(key, asyncio.Lock()):
-                await self._check_and_put(client, key, value)
-        return api_pb2.SetCursorResponse().SerializeToString()
-
-    async def _check_and_put(self, client: str, key: str, value: bytes) -> None:
         if hash(key) in self._known or not await self._is_new(client, key, value):
             await self._bucket.put(key, value)
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known.add(hash(key))
+        return api_pb2.SetCursorResponse().SerializeToString()
 
     async def _is_new(self, client: str, key: str, value: bytes) -> bool:
         """Store a cursor if it is new and the client may have one more; return False if it is not new."""

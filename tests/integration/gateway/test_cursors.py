@@ -54,15 +54,6 @@ async def test_any_offset_is_kept(cursors: CursorService, name: str) -> None:
         assert await get(cursors, "r", name, 0) == offset
 
 
-async def test_values_of_overlapping_calls_are_stored_in_their_order(js: JetStream, name: str) -> None:
-    """A gateway that has just started does not know which cursors exist, and asks first."""
-    await put(await started(js), "r", name, 0, 4)
-    for _ in range(20):
-        cursors = await started(js)
-        await asyncio.gather(*(put(cursors, "r", name, 0, offset) for offset in range(5, 10)))
-        assert await get(cursors, "r", name, 0) == 9
-
-
 async def test_names_of_every_kind_are_kept_apart(cursors: CursorService, name: str) -> None:
     ids = ["a", "a.b", "a=2Eb", "A", "ü", " ", "*", ">", "$", "x" * 500, "x" * 501, "a/b", "a\nb", "0"]
     places = [(ident, f"{name}{suffix}", part) for ident in ids for suffix in ("", ".0") for part in (0, 1)]
