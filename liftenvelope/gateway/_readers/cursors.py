@@ -8,9 +8,11 @@ cursors do not expire.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
+from weakref import WeakValueDictionary
 
 from liftenvelope._checks import MAX_INT64
 from liftenvelope._pb import api_pb2
@@ -70,6 +72,8 @@ class CursorService:
         self._quotas = quotas
         # Hashes of keys that are stored. They need no check whether their cursor is new.
         self._known: set[int] = set()
+        # Locks of keys that are being checked. Only calls refer to them, so max_calls bounds their number.
+        self._checks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @classmethod
     async def open(cls, js: JetStream, limits: Limits, quotas: Quotas, *, replicas: int = 1) -> Self:
@@ -89,7 +93,7 @@ class CursorService:
         return cls(bucket, limits, quotas)
 
     async def set(self, raw: bytes, client: str = "") -> bytes:
-        """Serve SetCursor.
+        """Serve SetCursor. Of overlapping calls for one cursor, the last one to start determines its offset.
 
         Args:
             raw: The request.
@@ -102,18 +106,28 @@ class CursorService:
         request = read_request(api_pb2.SetCursorRequest, raw, self._limits)
         key = cursor_key(request.cursorId, request.stream, request.partition)
         value = b"%d" % request.offset
-        if hash(key) in self._known or not await self._is_new(client, key, value):
+        is_stored = False
+        if hash(key) not in self._known or key in self._checks:
+            # A check takes several requests: a later call that went ahead would be overwritten. A lock wakes
+            # its callers in their order, and each begins its put before the next one wakes.
+            async with self._checks.setdefault(key, asyncio.Lock()):
+                is_stored = hash(key) not in self._known and await self._store_new(client, key, value)
+        if not is_stored:
             await self._bucket.put(key, value)
+        return api_pb2.SetCursorResponse().SerializeToString()
+
+    async def _store_new(self, client: str, key: str, value: bytes) -> bool:
+        is_new = await self._is_new(client, key, value)
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known.add(hash(key))
-        return api_pb2.SetCursorResponse().SerializeToString()
+        return is_new
 
     async def _is_new(self, client: str, key: str, value: bytes) -> bool:
         """Store a cursor if it is new and the client may have one more; return False if it is not new."""
         try:
             if not self._quotas.count_cursor(client, key):
-                return False  # another call, whose value goes first, makes it
+                return False  # a call before this one made it, or failed
         except RpcError:
             if (await self._bucket.get(key)).value is None:
                 raise

@@ -74,6 +74,28 @@ async def test_many_at_once(cursors: CursorService, name: str) -> None:
     assert await asyncio.gather(*(get(cursors, f"r{n}", name, 0) for n in range(200))) == list(range(200))
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_last_of_overlapping_calls_determines_the_offset_after_a_restart(
+    cursors: CursorService, js: JetStream, name: str, is_stored: bool
+) -> None:
+    if is_stored:
+        await put(cursors, "r", name, 0, 4)
+    restarted = await started(js)
+    await asyncio.gather(*(put(restarted, "r", name, 0, offset) for offset in range(5, 15)))
+    assert await get(restarted, "r", name, 0) == 14
+
+
+async def test_call_that_starts_after_the_first_check_does_not_overtake_earlier_calls(
+    cursors: CursorService, js: JetStream, name: str
+) -> None:
+    await put(cursors, "r", name, 0, 4)
+    restarted = await started(js)
+    first, *later = [asyncio.create_task(put(restarted, "r", name, 0, offset)) for offset in range(5, 15)]
+    await first
+    await asyncio.gather(put(restarted, "r", name, 0, 15), *later)
+    assert await get(restarted, "r", name, 0) == 15
+
+
 @pytest.mark.parametrize(
     ("cursor_id", "stream", "partition", "reason"),
     [
