@@ -2,9 +2,10 @@
 
 The client that holds most places gives one up, so that one client, whether hostile or leaking, can't keep the
 others out. Among its connections without a call, those that never had one go first, then the one that has
-been silent for longest, as nginx reuses idle connections. A connection with calls goes only for a client that
-holds at least two places fewer: otherwise two clients of equal need would take places from each other for
-ever.
+been silent for longest, as nginx reuses idle connections. A connection with calls goes only if its client and
+its address hold at least two places more than the newcomer's address: otherwise two clients of equal need
+would take places from each other for ever. Addresses are compared because a newcomer has no certificate yet.
+Each such exchange makes the addresses more equal, so the exchanges end.
 
 A client is the subject of its certificate. Without one it is its address, of IPv6 the network of 64 bits.
 """
@@ -35,12 +36,14 @@ class Occupant(Protocol):
 
     Attributes:
         client: Client of the connection, as from :func:`client_of`.
+        address: The same without the certificate.
         is_idle: True while the connection has no call.
         standing: 0 until a frame of HTTP/2 came, 1 until the first call, 2 from then on.
         active_at: Time of the last received bytes, in seconds of a monotonic clock.
     """
 
     client: str
+    address: str
     active_at: float
 
     @property
@@ -58,15 +61,16 @@ def place_to_free(places: Iterable[Occupant], newcomer: str) -> Occupant | None:
 
     Args:
         places: Open connections and handshakes in progress.
-        newcomer: Client of the new connection.
+        newcomer: Address of the new connection, as from :func:`client_of` without a certificate.
     """
     found = list(places)
     held = Counter(place.client for place in found)
     most = max(held.values(), default=0)
     greediest = [place for place in found if held[place.client] == most]
     candidates = [place for place in greediest if place.is_idle]
-    if not candidates and most > held[newcomer] + 1:
-        candidates = greediest
+    if not candidates:
+        near = Counter(place.address for place in found)
+        candidates = [place for place in greediest if min(most, near[place.address]) > near[newcomer] + 1]
     return min(candidates, key=lambda place: (place.standing, place.active_at), default=None)
 
 
@@ -87,11 +91,11 @@ class ConnectionPlaces:
         self._throttle = Throttle()
         self.refused = 0
 
-    def admits(self, client: str, opening: Collection[Occupant]) -> bool:
+    def admits(self, address: str, opening: Collection[Occupant]) -> bool:
         """Return whether a new connection gets a place; close another one if it must.
 
         Args:
-            client: Client of the new connection.
+            address: Address of the new connection, as from :func:`client_of` without a certificate.
             opening: Handshakes in progress.
         """
         # The process needs spare descriptors, for example to reconnect to its own servers.
@@ -102,7 +106,7 @@ class ConnectionPlaces:
         self.refused += 1
         if self._throttle.admits("full", time.monotonic()):
             _log.warning("a connection was closed: as many are open as the limits allow")
-        if (place := place_to_free([*self._links, *opening], client)) is None:
+        if (place := place_to_free([*self._links, *opening], address)) is None:
             return False
         place.give_up()
         return True

@@ -38,15 +38,15 @@ class _Handshake:
 
     Args:
         all_: The handshakes in progress, with their tasks.
-        client: Client of the connection.
+        address: Address of the connection, as from ``client_of``.
         now: Current time of the event loop.
     """
 
     is_idle, standing = True, 0
 
-    def __init__(self, all_: dict[_Handshake, asyncio.Task[None]], client: str, now: float) -> None:
+    def __init__(self, all_: dict[_Handshake, asyncio.Task[None]], address: str, now: float) -> None:
         self._all = all_
-        self.client = client
+        self.client = self.address = address
         self.active_at = now
 
     def give_up(self) -> None:
@@ -60,7 +60,7 @@ class Listener:
     Args:
         new_protocol: Creates the protocol of a new connection.
         tls: TLS context, None for plain TCP.
-        admits: Takes the client of a new connection and the handshakes in progress. It may close others, and
+        admits: Takes the address of a new connection and the handshakes in progress. It may close others, and
             returns False if the new connection is to be closed.
         handshake_timeout: Seconds for a TLS handshake.
     """
@@ -140,11 +140,11 @@ class Listener:
                 self._warn("accept", "no connection can be accepted: %s", exc)
                 await asyncio.sleep(_PAUSE)
                 continue
-            client = client_of(peer)
-            if not self._admits(client, self._opening):
+            address = client_of(peer)
+            if not self._admits(address, self._opening):
                 accepted.close()
                 continue
-            opening = _Handshake(self._opening, client, loop.time())
+            opening = _Handshake(self._opening, address, loop.time())
             task = asyncio.create_task(self._open(accepted), name="open a connection")
             self._opening[opening] = task
             task.add_done_callback(partial(self._opened, opening))

@@ -132,8 +132,8 @@ class _ServerLink(TransportLink[ServerConnection]):
         #: Client certificate, if it was verified.
         self.peer_certificate: Mapping[str, Any] | None = None
         self._has_called = False
-        #: Client that the connection counts for.
-        self.client = ""
+        #: Client that the connection counts for, and its address.
+        self.client = self.address = ""
         self._opened_at = self.active_at = self.loop.time()
         self._backlog = b""
         self._working = False
@@ -154,7 +154,8 @@ class _ServerLink(TransportLink[ServerConnection]):
                 check_protocol(secured, "the client")
             except TransportError as exc:
                 self.fail(str(exc))
-        self.client = client_of(transport.get_extra_info("peername"), self.peer_certificate)
+        peer = transport.get_extra_info("peername")
+        self.client, self.address = client_of(peer, self.peer_certificate), client_of(peer)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Unregister the connection and end its calls."""

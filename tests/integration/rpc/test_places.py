@@ -83,6 +83,34 @@ async def test_connections_with_open_calls_make_room_for_another_client(server: 
         writer.close()
 
 
+async def test_newcomer_from_the_address_of_a_certified_client_ends_no_call() -> None:
+    authority = trustme.CA()
+    tls, own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    authority.issue_cert("ann@example.org").configure_cert(own)
+    for context in (tls, own):
+        authority.configure_trust(context)
+    tls.verify_mode = ssl.CERT_REQUIRED
+    limits = ServerLimits(max_connections=3, handshake_timeout=PATIENCE)
+    async with Server({"/test/chat": chat}, limits=limits) as server, AsyncExitStack() as stack:
+        await server.start(tls=tls)
+        calls = []
+        for _ in range(3):
+            channel = await stack.enter_async_context(await Channel.connect(server.address, tls=own))
+            calls.append(channel.bidi("/test/chat"))
+            await calls[-1].send([b"open"])
+            assert await anext(calls[-1]) == b"open"
+        assert (
+            {link.address for link in server.links} == {"127.0.0.1"} != {link.client for link in server.links}
+        )
+        reader, writer = await silent(server)
+        await is_closed(reader)
+        writer.close()
+        for call in calls:
+            await call.send([b"still"])
+            assert await anext(call) == b"still"
+
+
 async def test_unfinished_handshakes_make_room() -> None:
     authority = trustme.CA()
     tls, trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()

@@ -18,6 +18,10 @@ class Held:
     is_idle: bool = True
     standing: int = 2
     given_up: bool = False
+    address: str = ""
+
+    def __post_init__(self) -> None:
+        self.address = self.address or self.client
 
     def give_up(self) -> None:
         self.given_up = True
@@ -39,6 +43,33 @@ def test_busy_connection_goes_only_for_a_client_with_two_places_fewer() -> None:
     assert place_to_free([*busy, Held("b", is_idle=False)], "b") is busy[0]
     assert place_to_free([*busy, Held("b"), Held("b")], "b") is None
     assert place_to_free(busy, "a") is None
+
+
+@pytest.mark.parametrize("addresses", [["10.0.0.1"], ["10.0.0.1", "10.0.0.2"]])
+def test_clients_with_certificates_and_equal_need_take_no_places_from_each_other(
+    addresses: list[str],
+) -> None:
+    busy = [
+        Held(client, is_idle=False, address=address)
+        for client, address in zip(("ann", "bob"), 2 * addresses, strict=False)
+        for _ in range(3)
+    ]
+    for address in addresses:
+        assert place_to_free(busy, address) is None
+
+
+def test_clients_that_share_a_certificate_take_no_places_from_each_other() -> None:
+    pods = [Held("ann", is_idle=False, address=f"10.0.0.{number}") for number in range(9)]
+    assert place_to_free(pods, "10.0.0.9") is None
+
+
+def test_busy_connection_goes_if_its_client_and_its_address_have_many() -> None:
+    crowd = [Held(f"{number}", is_idle=False, address="10.0.0.1") for number in range(9)]
+    assert place_to_free(crowd, "10.0.0.2") is None
+    greedy = [Held("ann", float(number), is_idle=False, address="10.0.0.1") for number in range(3)]
+    assert place_to_free([*crowd, *greedy], "10.0.0.2") is greedy[0]
+    apart = Held("ann", -1.0, is_idle=False, address="10.0.0.3")
+    assert place_to_free([apart, *greedy], "10.0.0.2") is greedy[0]
 
 
 def test_silent_connection_of_a_modest_client_stays() -> None:
