@@ -4,8 +4,9 @@ The client that holds most places gives one up, so that one client, whether host
 others out. Among its connections without a call, those that never had one go first, then the one that has
 been silent for longest, as nginx reuses idle connections. A connection with calls goes only if its client and
 its address hold at least two places more than the newcomer's address: otherwise two clients of equal need
-would take places from each other for ever. Addresses are compared because a newcomer has no certificate yet.
-Each such exchange makes the addresses more equal, so the exchanges end.
+would take places from each other for ever. If any other client has an idle connection without a frame, that
+one goes instead. Addresses are compared because a newcomer has no certificate yet. Each such exchange makes
+the addresses more equal, so the exchanges end.
 
 A client is the subject of its certificate. Without one it is its address, of IPv6 the network of 64 bits.
 """
@@ -71,6 +72,9 @@ def place_to_free(places: Iterable[Occupant], newcomer: str) -> Occupant | None:
     if not candidates:
         near = Counter(place.address for place in found)
         candidates = [place for place in greediest if min(most, near[place.address]) > near[newcomer] + 1]
+        if candidates:
+            silent = [place for place in found if place.is_idle and place.standing == 0]
+            candidates = silent or candidates
     return min(candidates, key=lambda place: (place.standing, place.active_at), default=None)
 
 

@@ -72,6 +72,15 @@ def test_busy_connection_goes_if_its_client_and_its_address_have_many() -> None:
     assert place_to_free([apart, *greedy], "10.0.0.2") is greedy[0]
 
 
+def test_connections_without_a_frame_go_before_busy_ones_of_any_client() -> None:
+    busy = [Held("a", is_idle=False) for _ in range(3)]
+    silent = [Held("b", 2.0, standing=0), Held("c", 1.0, standing=0)]
+    greeted = Held("d", standing=1)
+    assert place_to_free([*busy, *silent, greeted], "e") is silent[1]
+    assert place_to_free([*busy, greeted], "e") is busy[0]
+    assert place_to_free([*busy, *silent], "a") is None
+
+
 def test_silent_connection_of_a_modest_client_stays() -> None:
     busy = [Held("a", is_idle=False), Held("a", is_idle=False)]
     assert place_to_free([*busy, Held("b")], "a") is None
