@@ -61,7 +61,8 @@ class Limits(ServerLimits):
             PublishAsync waits, and other requests are refused with RESOURCE_EXHAUSTED. A larger request is
             served if nothing else of the client is pending. Default 128 MiB.
         max_subscriptions_per_client: Open subscriptions of a client at this gateway. Further ones are refused
-            with RESOURCE_EXHAUSTED. Default 10,000.
+            with RESOURCE_EXHAUSTED. They are calls too, so ``max_calls_per_client`` bounds them as well.
+            Default 7,500.
         max_metric_labels: Streams, and consumer groups, that have metrics with their names. The others count
             in the totals alone. It is also the number of partitions of groups that have a lag. Default 1,000;
             0 for none.
@@ -96,7 +97,7 @@ class Limits(ServerLimits):
     max_partitions_per_client: int = bounded(50_000)
     max_cursors_per_client: int = bounded(100_000)
     max_pending_bytes_per_client: int = bounded(128 << 20)
-    max_subscriptions_per_client: int = bounded(10_000)
+    max_subscriptions_per_client: int = bounded(7_500)
     max_metric_labels: int = bounded(1_000, least=0)
     max_http_connections: int = bounded(100)
     max_http_request_bytes: int = bounded(16 << 10, least=1_024)

@@ -62,6 +62,11 @@ def test_time_must_be_positive_and_finite(name: str, value: float) -> None:
         Limits(**{name: value})  # type: ignore[arg-type]
 
 
+def test_subscriptions_of_a_client_reach_their_limit_before_its_calls_and_all_calls() -> None:
+    limits = Limits()
+    assert limits.max_subscriptions_per_client < limits.max_calls_per_client < limits.max_calls
+
+
 def test_ack_inboxes_become_a_tuple() -> None:
     given: Any = ["_INBOX.", "acks."]  # as in a JSON file
     assert Limits(allowed_ack_inboxes=given).allowed_ack_inboxes == ("_INBOX.", "acks.")
