@@ -167,6 +167,8 @@ def _without_credentials(options: Any) -> Any:
     """Return the options of a catalogue or an object store with stars for keys, passwords and tokens."""
     if isinstance(options, Mapping):
         return {name: _option(name, value) for name, value in options.items()}
+    if isinstance(options, list):
+        return [_without_credentials(value) for value in options]
     return without_secrets(options) if isinstance(options, str) else options
 
 

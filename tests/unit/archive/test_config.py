@@ -201,6 +201,8 @@ table = "db.t"
 [pipeline.target.catalog]
 type = "rest"
 pwd = "hidden"
+uris = ["https://me:hidden@one/", "https://two/"]
+verify = false
 s3.region = "eu"
 s3.secret-access-key = "hidden"
 """
@@ -215,6 +217,7 @@ s3.secret-access-key = "hidden"
     assert named["catalog"] == "lake"
     # An unquoted key with a dot is a table in TOML.
     assert nested["catalog"] == {
-        "type": "rest", "pwd": "***", "s3": {"region": "eu", "secret-access-key": "***"}
+        "type": "rest", "pwd": "***", "uris": ["https://one/", "https://two/"], "verify": False,
+        "s3": {"region": "eu", "secret-access-key": "***"},
     }  # fmt: skip
     assert config.pipelines[0].options["storage_options"]["AWS_SECRET_ACCESS_KEY"] == "hidden"
