@@ -342,6 +342,25 @@ async def test_outstanding_publishes_are_observed(js_nc: Client, recording: Reco
             future.cancel()
 
 
+async def test_outstanding_publishes_of_subclasses_are_those_of_their_base(
+    js_nc: Client, recording: Recording, name: str
+) -> None:
+    class OwnJetStream(JetStream):
+        pass
+
+    class OwnInbox(AckInbox):
+        pass
+
+    await js_nc.subscribe(name)  # takes the messages and never acks them
+    async with OwnJetStream(js_nc) as js, OwnInbox(js_nc) as inbox:
+        waiting = (await js.publish_async(name), inbox.publish_nowait(name, b""))
+        points = recording.points("liftenvelope.publish.outstanding")
+        values = {found["liftenvelope.publisher"]: value for found, value in points}
+        assert values == {"jetstream": 1, "ack_inbox": 1}
+        for future in waiting:
+            future.cancel()
+
+
 async def test_key_value_buckets_are_not_recorded(js_nc: Client, recording: Recording, name: str) -> None:
     async with JetStream(js_nc) as js:
         await js.create_stream(StreamConfig(name=f"KV_{name}", subjects=(f"$KV.{name}.>",)))
