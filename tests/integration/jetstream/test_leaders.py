@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.jetstream import ConsumerConfig, JetStream, Stream, StreamConfig
+from liftenvelope.jetstream._leaders import step_down
 from liftenvelope.jetstream.infos import ClusterInfo
 from liftenvelope.testing import NatsServer, run_nats_server
 from tests.integration.cli.commands import error_of, json_of, text_of
@@ -122,6 +124,44 @@ async def test_stream_and_consumer_that_are_gone(url: str) -> None:
             await js.api.request(f"STREAM.LEADER.STEPDOWN.{stream.name}")
         with pytest.raises(ConsumerNotFoundError, match=r"'worker' of stream 'FIRST'"):
             await js.api.request("CONSUMER.LEADER.STEPDOWN.FIRST.worker")
+
+
+async def test_deletion_during_the_wait_for_a_leader_is_not_found(url: str) -> None:
+    async with jetstream(url) as js:
+        stream = await stream_of(js)
+        consumer = await stream.create_consumer(ConsumerConfig(durable_name="worker"))
+        path = f"{stream.name}.worker"
+        look = deleted_after_one(consumer.info, consumer.delete)
+        with pytest.raises(ConsumerNotFoundError):
+            await step_down(js.api, f"CONSUMER.LEADER.STEPDOWN.{path}", look, None, timeout=60)
+        look = deleted_after_one(stream.info, lambda: js.delete_stream(stream.name))
+        with pytest.raises(StreamNotFoundError):
+            await step_down(js.api, f"STREAM.LEADER.STEPDOWN.{stream.name}", look, None, timeout=60)
+
+
+def deleted_after_one(info: Any, delete: Callable[[], Awaitable[None]]) -> Callable[[float], Awaitable[Any]]:
+    """Return what looks for the leader, and deletes the thing before its second look."""
+    looks = count()
+
+    async def look(seconds: float) -> Any:
+        if next(looks) == 1:
+            await led(info)  # without a leader nobody answers the deletion
+            await delete()
+        return await info(timeout=seconds)
+
+    return look
+
+
+async def led(info: Any) -> None:
+    """Wait for a leader."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                if placed((await info(timeout=1)).cluster).leader:
+                    return
+            except (JetStreamError, CallTimeoutError):
+                pass
+            await asyncio.sleep(0.1)
 
 
 async def test_call_ends_in_time_without_a_new_leader(url: str) -> None:
