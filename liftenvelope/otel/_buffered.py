@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any, Final
 
-from opentelemetry.metrics import Observation
-
 from liftenvelope.jetstream import Consumption, Messages
-from liftenvelope.otel import _conventions as names
 from liftenvelope.otel._watched import Watched
 
 __all__ = ["Buffered"]
@@ -21,13 +16,13 @@ class Buffered(Watched):
     metric = "liftenvelope.consumer.buffered"
     unit = "{message}"
     description = "Messages that were received and not handed to the application yet."
+    attribute = "liftenvelope.reader"
 
-    def _figures(self, owners: list[Any]) -> Iterator[Observation]:
-        sums: Counter[str] = Counter()
-        for owner in owners:
-            sums["jetstream" if isinstance(owner, Messages | Consumption) else "liftbridge"] += owner.buffered
-        for name, count in sums.items():
-            yield Observation(count, {names.SYSTEM: names.NATS, "liftenvelope.reader": name})
+    def _kind_of(self, owner: Any) -> str:
+        return "jetstream" if isinstance(owner, Messages | Consumption) else "liftbridge"
+
+    def _figure_of(self, owner: Any) -> int:
+        return int(owner.buffered)
 
 
 #: The readers of this process.

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any, Final
-
-from opentelemetry.metrics import Observation
 
 from liftenvelope.jetstream import JetStream
 from liftenvelope.nats import AckInbox
-from liftenvelope.otel import _conventions as names
 from liftenvelope.otel._watched import Watched
 
 __all__ = ["Outstanding"]
-
-_KINDS: Final = {AckInbox: "ack_inbox", JetStream: "jetstream"}
-#: Clients of Liftbridge, whose extra may be missing.
-_LIFTBRIDGE: Final = "liftbridge"
 
 
 class Outstanding(Watched):
@@ -26,18 +17,16 @@ class Outstanding(Watched):
     metric = "liftenvelope.publish.outstanding"
     unit = "{message}"
     description = "Messages that were published and have no ack yet."
+    attribute = "liftenvelope.publisher"
 
-    def _figures(self, owners: list[Any]) -> Iterator[Observation]:
-        sums: Counter[str] = Counter()
-        for owner in owners:
-            kind = next((name for kind, name in _KINDS.items() if isinstance(owner, kind)), _LIFTBRIDGE)
-            sums[kind] += _outstanding_of(owner)
-        for name, count in sums.items():
-            yield Observation(count, {names.SYSTEM: names.NATS, "liftenvelope.publisher": name})
+    def _kind_of(self, owner: Any) -> str:
+        if isinstance(owner, AckInbox):
+            return "ack_inbox"
+        # Clients of Liftbridge are not named, since their extra may be missing.
+        return "jetstream" if isinstance(owner, JetStream) else "liftbridge"
 
-
-def _outstanding_of(owner: Any) -> int:
-    return int(owner.outstanding if isinstance(owner, AckInbox) else owner.publish_async_pending)
+    def _figure_of(self, owner: Any) -> int:
+        return int(owner.outstanding if isinstance(owner, AckInbox) else owner.publish_async_pending)
 
 
 #: The publishers of this process.

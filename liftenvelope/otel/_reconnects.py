@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from nats.aio.client import Client as NatsClient
-from opentelemetry.metrics import Observation
 
-from liftenvelope.otel import _conventions as names
 from liftenvelope.otel._watched import Watched
 
 __all__ = ["Reconnects"]
@@ -26,37 +24,34 @@ class Reconnects(Watched):
     metric = "liftenvelope.client.reconnects"
     unit = "{reconnect}"
     description = "Connections that were made in place of a lost one."
+    attribute = "liftenvelope.connection"
     is_counter = True
 
     def __init__(self) -> None:
         super().__init__()
         self._read: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._sums: Counter[str] = Counter()
+        self._totals: Counter[str] = Counter()
 
     def watch(self, owner: Any) -> None:
         """Include an object. What it counted before does not count."""
         if owner not in self._owners:
             with self._lock:
-                self._read[owner] = _count_of(owner)
+                self._read[owner] = self._figure_of(owner)
                 self._owners.add(owner)
 
-    def _figures(self, owners: list[Any]) -> Iterator[Observation]:
+    def _sums(self, owners: list[Any]) -> Mapping[str, int]:
         with self._lock:
             for owner in owners:
-                now = _count_of(owner)
-                self._sums[_kind_of(owner)] += now - self._read.get(owner, now)
+                now = self._figure_of(owner)
+                self._totals[self._kind_of(owner)] += now - self._read.get(owner, now)
                 self._read[owner] = now
-            sums = dict(self._sums)
-        for kind, count in sums.items():
-            yield Observation(count, {names.SYSTEM: names.NATS, "liftenvelope.connection": kind})
+            return dict(self._totals)
 
+    def _kind_of(self, owner: Any) -> str:
+        return "nats" if isinstance(owner, NatsClient) else "liftbridge"
 
-def _kind_of(owner: Any) -> str:
-    return "nats" if isinstance(owner, NatsClient) else "liftbridge"
-
-
-def _count_of(owner: Any) -> int:
-    return int(owner.stats["reconnects"] if isinstance(owner, NatsClient) else owner.reconnects)
+    def _figure_of(self, owner: Any) -> int:
+        return int(owner.stats["reconnects"] if isinstance(owner, NatsClient) else owner.reconnects)
 
 
 #: The connections of this process.

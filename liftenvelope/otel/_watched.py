@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
 
 from opentelemetry.metrics import CallbackOptions, Observation
+
+from liftenvelope.otel import _conventions as names
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter, MeterProvider
@@ -18,13 +21,14 @@ __all__ = ["Watched"]
 
 
 class Watched(ABC):
-    """Objects of the process, as long as they live, and a figure of them.
+    """Objects of the process, as long as they live, and the sums of a figure of them, by their kinds.
 
     The exporter's thread reads while other threads work. An SDK keeps the first callback of an instrument,
     so one object serves all calls of ``instrument``.
 
     Attributes:
         metric, unit, description: Definition of the metric.
+        attribute: Name of the attribute with the kind of the objects.
         is_counter: True if the figure only grows.
         provider: Provider whose exporters get the figures.
         is_on: True while the process is instrumented.
@@ -33,6 +37,7 @@ class Watched(ABC):
     metric: ClassVar[str]
     unit: ClassVar[str]
     description: ClassVar[str]
+    attribute: ClassVar[str]
     is_counter: ClassVar[bool] = False
 
     def __init__(self) -> None:
@@ -63,8 +68,22 @@ class Watched(ABC):
             return ()
         with self._lock:
             owners = list(self._owners)
-        return self._figures(owners)
+        return [
+            Observation(count, {names.SYSTEM: names.NATS, self.attribute: kind})
+            for kind, count in self._sums(owners).items()
+        ]
+
+    def _sums(self, owners: list[Any]) -> Mapping[str, int]:
+        """Return the sums of the figures of these objects, by kind."""
+        sums: Counter[str] = Counter()
+        for owner in owners:
+            sums[self._kind_of(owner)] += self._figure_of(owner)
+        return sums
 
     @abstractmethod
-    def _figures(self, owners: list[Any]) -> Iterator[Observation]:
-        """Yield the figures of these objects."""
+    def _kind_of(self, owner: Any) -> str:
+        """Return the kind of an object."""
+
+    @abstractmethod
+    def _figure_of(self, owner: Any) -> int:
+        """Return the present figure of an object."""
