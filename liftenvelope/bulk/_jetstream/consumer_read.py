@@ -109,9 +109,10 @@ class ConsumerRead(RangeRead):
 
     def _open(self, link: NatsSocket) -> bool:
         """Create a consumer at the next offset; return True if anything is left to read."""
-        end, self._left = self._make_consumer(link)
+        end, is_current = self._make_consumer(link)
         if self._source.filters and not self._skips.has_begun and self._plan.on_retention == "raise":
-            self._count_matching(end)
+            left = self._left if is_current else self._count_from(self._next)
+            self._count_matching(left, end)
         if self._sid:
             link.unsubscribe(self._sid)
         self._inbox = self._source.access.new_inbox()
@@ -128,14 +129,14 @@ class ConsumerRead(RangeRead):
         self._flush(self._span.stop)
         return False
 
-    def _make_consumer(self, link: NatsSocket) -> tuple[int, int]:
-        """Create a consumer at the next offset, once it is sure that the stream reaches it.
+    def _make_consumer(self, link: NatsSocket) -> tuple[int, bool]:
+        """Create a consumer at the next offset, if the stream reaches it.
 
         Only the leader knows that no message is left. So a consumer of another server that has none is
         replaced.
 
         Returns:
-            The end of the stream, and the number of messages that the consumer has to deliver.
+            The end of the stream, and whether the leader counted what the consumer has to deliver.
 
         Raises:
             TransportError: The server placed no consumer on the leader.
@@ -146,9 +147,10 @@ class ConsumerRead(RangeRead):
                 end, search.leader = self._check_end(link)
             self._drop_consumer(link)
             self._consumer, self._made_at = new_name(), time.monotonic()
-            left, server = self._source.make_consumer(self._consumer, self._next, self._outlet)
-            if left or search.accepts(server):
-                return end, left
+            self._left, server = self._source.make_consumer(self._consumer, self._next, self._outlet)
+            is_current = search.accepts(server)
+            if self._left or is_current:
+                return end, is_current
 
     def _check_end(self, link: NatsSocket) -> tuple[int, str]:
         """Check that the stream still reaches the next offset (``_check_not_truncated``).
@@ -161,11 +163,15 @@ class ConsumerRead(RangeRead):
         self._check_not_truncated(end)
         return end, leader
 
-    def _count_matching(self, end: int) -> None:
-        """Count the messages of the range that match, as of now. Only needed if the server filters."""
+    def _count_matching(self, left: int, end: int) -> None:
+        """Count the messages of the range that match, as of now. Only needed if the server filters.
+
+        Args:
+            left: Number of messages that match from the next offset on.
+            end: End of the stream.
+        """
         stop = end if self._span.stop < 0 else self._span.stop
-        matching = self._count_from(self._next) - self._count_from(stop)
-        self._skips.begin(matching, stop, time.monotonic())
+        self._skips.begin(left - self._count_from(stop), stop, time.monotonic())
 
     def _count_from(self, offset: int) -> int:
         return self._source.probe(pending, start_at(offset), self._source.filters)
