@@ -188,11 +188,7 @@ def deliveries_of(reply: str) -> int:
         >>> deliveries_of("$JS.ACK.S.C.1.7.3.0.2")
         1
     """
-    tokens = reply.split(".")
-    try:
-        return int(tokens[_numbers_at(reply, tokens)])
-    except ValueError:
-        raise _not_a_consumers(reply) from None
+    return _number_in(reply, 0)
 
 
 def stored_at(reply: str) -> int:
@@ -207,9 +203,14 @@ def stored_at(reply: str) -> int:
         >>> stored_at("$JS.ACK.S.C.1.7.3.1700000000123456789.2")
         1700000000123456789
     """
+    return _number_in(reply, 3)
+
+
+def _number_in(reply: str, place: int) -> int:
+    """Return one of the numbers in a reply subject, counted from the deliveries on."""
     tokens = reply.split(".")
     try:
-        return int(tokens[_numbers_at(reply, tokens) + 3])
+        return int(tokens[_numbers_at(reply, tokens) + place])
     except ValueError:
         raise _not_a_consumers(reply) from None
 
