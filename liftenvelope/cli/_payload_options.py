@@ -23,9 +23,7 @@ else:  # generic only in new versions of click
     _ParamType = click.ParamType
 
 _RAW: Final = "raw"
-#: Formats whose schema may be inferred, or be in a file with names and types.
-_PLAIN: Final = ("json", "msgpack", "arrow")
-_FORMATS: Final = (_RAW, *_PLAIN, "avro", "protobuf")
+_FORMATS: Final = (_RAW, "json", "msgpack", "arrow", "avro", "protobuf")
 
 
 class _PayloadType(_ParamType):
@@ -101,8 +99,6 @@ def payload_of(payload: str | dict[str, Any], schema: str | None, message: str |
     _check(payload, schema, message)
     if schema is None:
         return payload
-    if schema == "-":
-        raise click.UsageError("--schema must be a file, got '-': standard input may carry the data")
     check_file("--schema", schema)
     if payload == "protobuf":
         return {"format": payload, "file": Path(schema), "message": message}

@@ -154,14 +154,22 @@ def _obstacle(path: str) -> str | None:
     return "Is a directory" if is_folder else None
 
 
-def check_file(option: str, path: str) -> None:
-    """Check that a file to read exists; ``-`` is a standard stream.
+def check_file(option: str, path: str, *, or_input: bool = False) -> None:
+    """Check that a file to read exists.
+
+    Args:
+        option: Name of the option, for the error.
+        path: Path of the file.
+        or_input: True if ``-`` is standard input.
 
     Raises:
-        click.UsageError: It does not exist, or is a folder.
+        click.UsageError: It does not exist, is a folder, or is ``-`` where that is no file.
     """
-    reason = None if path == "-" else _obstacle(path)
-    if reason is not None:
+    if path == "-":
+        if or_input:
+            return
+        raise click.UsageError(f"{option} must be a file, got '-'")
+    if (reason := _obstacle(path)) is not None:
         raise click.UsageError(f"{option} must be a file that can be read, got {path!r}: {reason}")
 
 

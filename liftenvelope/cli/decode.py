@@ -73,7 +73,7 @@ def _decode(data: str | None, file: str | None, form: str, as_json: bool) -> Non
 def _read(file: str | None) -> bytes:
     if (file is None or file == "-") and sys.stdin is None:
         raise UsageError("DATA or --file must be given, because standard input is closed")
-    check_file("--file", file or "-")
+    check_file("--file", file or "-", or_input=True)
     with click.open_file(file or "-", "rb") as source:
         found: bytes = source.read(_LARGEST + 1)
     if len(found) > _LARGEST:

@@ -103,7 +103,7 @@ def _write(source: Any, stream: str, origin: str, how: dict[str, Any], as_json: 
     else:
         check_lines("--from", origin)
         check_open("--from", origin, sys.stdin)
-        check_file("--from", origin)
+        check_file("--from", origin, or_input=True)
         with click.open_file(origin, "rb") as lines:
             done = bulk.write(source, stream, from_lines(lines), **how)
     if as_json:
