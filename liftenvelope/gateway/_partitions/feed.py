@@ -125,7 +125,7 @@ async def ask_start(api: Api, stream: str, timestamp_ns: int) -> int:
     search = LeaderSearch(stream)
     while True:
         if search.needs_leader:
-            search.leader = server_of(await api.request(f"STREAM.INFO.{stream}"))
+            search.leader = await api.request_as(server_of, f"STREAM.INFO.{stream}")
         name = secrets.token_hex(8)
         # The consumer's start position is the answer. It is deleted without a pull.
         info = await _make(api, stream, name, _config(name, budget_of(api.nc).inactivity) | start)
