@@ -243,7 +243,7 @@ FAMILIES: Final[tuple[MetricFamily, ...]] = (
     _gauge("connections", "Open connections of clients.", lambda running: len(running.server.links)),
     _counter(
         "refused_connections_total",
-        "Connections closed at once because of max_connections or too few file descriptors.",
+        "Connections closed, new ones or others, because of max_connections or too few file descriptors.",
         lambda running: running.server.places.refused,
     ),
     MetricFamily("open_calls", "gauge", "Open calls.", ("method",), run=_open_calls),

@@ -46,10 +46,10 @@ class Limits(ServerLimits):
             that is not internal (``$...``, ``_lift...``, ``liftenvelope.groups...``). An empty tuple allows
             none. A publish by gRPC with another inbox is refused with INVALID_ARGUMENT. An envelope published
             by NATS with another inbox is stored and gets no ack. Requests may not name the gateway's own
-            inboxes, unless their prefix is ``_INBOX.`` or the beginning of an entry. The gateway also answers
-            requests on NATS, those to group coordinators included, only to ``_INBOX.``, its own inboxes and
-            these. Default
-            ``("_INBOX.",)``, the default prefix of NATS clients.
+            inboxes, unless their prefix is ``_INBOX.`` or the beginning of an entry. Requests on NATS, such
+            as those to group coordinators, are answered only at inboxes with these prefixes, with
+            ``_INBOX.`` or ``_INBOX_``, and at the gateway's own. Default ``("_INBOX.",)``, the default prefix
+            of NATS clients.
         max_streams_per_client: Streams that a client may own. Further ones are refused with
             RESOURCE_EXHAUSTED. Default 5,000.
         max_partitions_per_client: Total partitions of the streams that a client owns. Further ones are

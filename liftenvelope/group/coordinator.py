@@ -62,10 +62,11 @@ class Coordinator:
         timeout: Seconds for one request to JetStream. Default 5.
         domain: JetStream domain of the bucket. Default: the server's own.
         on_event: Called with background events. Default: warns of assignors that fail.
-        allowed_inboxes: Prefixes of the inboxes of members and clients, besides ``_INBOX.`` and the prefix of
-            the inboxes of ``nc``. Needed if they connect with ``nats.connect(inbox_prefix=...)``. A request
-            with another reply subject is dropped, so that nobody publishes with the coordinator's
-            permissions. ``">"`` allows every subject that is not internal. Default: none.
+        allowed_inboxes: Prefixes of the inboxes of members and clients, besides ``_INBOX.``, ``_INBOX_`` and
+            the prefix of the inboxes of ``nc``. Needed if they connect with another
+            ``nats.connect(inbox_prefix=...)``. A request with another reply subject is dropped, so that
+            nobody publishes with the coordinator's permissions. ``">"`` allows every subject that is not
+            internal. Default: none.
 
     Raises:
         UsageError: An argument is malformed.

@@ -39,11 +39,11 @@ class ServerLimits:
     Attributes:
         max_request_bytes: Largest gRPC message of a client, in bytes. A larger one ends its call with
             RESOURCE_EXHAUSTED. Default 4 MiB.
-        max_connections: Connections open at once, of all clients. The same holds for those that would leave
-            the process fewer than 64 file descriptors. For a further one the client with most connections
-            gives one up: one without a call, or, for an address with at least two fewer, the one on which
-            the client has sent nothing for longest. If it has none to give, the further one is closed. A
-            client is the subject of its certificate; without one, its address. Default 1,000.
+        max_connections: Connections open at once, of all clients. There are fewer if they would leave the
+            process fewer than 64 file descriptors. For a further one the client with most connections gives
+            one up: one without a call, or, for an address with at least two fewer, the one on which the
+            client has sent nothing for longest. If it has none to give, the further one is closed. A client
+            is the subject of its certificate; without one, its address. Default 1,000.
         max_calls_per_connection: Calls open at once on one connection. HTTP/2 makes the client queue further
             calls. Default 1,000.
         max_calls: Calls open at once, of all clients; each takes about 9 KiB. Further calls end with
