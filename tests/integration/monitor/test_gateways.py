@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 
 from liftenvelope.client import connect
-from liftenvelope.errors import UsageError
+from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway.serving import Serving, running_gateway
 from liftenvelope.monitor import GatewaySample, Sampler, Snapshot, alerts
-from liftenvelope.monitor.gateways import metrics_url, with_gateways
+from liftenvelope.monitor.gateways import GatewayMetrics, metrics_url, with_gateways
 from liftenvelope.monitor.liftbridge import LiftbridgeSampler
 from liftenvelope.testing import NatsServer, run_nats_server
 from tests.integration.monitor.test_serve_pages import served, settings, states
@@ -97,7 +97,14 @@ async def answering(answer: web.Response) -> AsyncIterator[str]:
     async def respond(_: web.BaseRequest) -> web.Response:
         return answer
 
-    runner = web.ServerRunner(web.Server(respond))
+    async with serving(respond) as url:
+        yield url
+
+
+@asynccontextmanager
+async def serving(respond: Callable[[web.BaseRequest], Awaitable[web.Response]]) -> AsyncIterator[str]:
+    """Serve answers by HTTP; yield the address with a login."""
+    runner = web.ServerRunner(web.Server(respond, handler_cancellation=True))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -106,6 +113,41 @@ async def answering(answer: web.Response) -> AsyncIterator[str]:
         yield f"http://user:secret@{host}:{port}/metrics"
     finally:
         await runner.cleanup()
+
+
+class FailingOnce:
+    """A sampler whose first sample fails once the gateway was asked for its metrics."""
+
+    def __init__(self, asked: asyncio.Event) -> None:
+        self._asked = asked
+
+    async def sample(self, focus: object = ()) -> Snapshot:
+        if not self._asked.is_set():
+            await self._asked.wait()
+            raise TransportError("the connection was lost")
+        return Snapshot(at=1.0, kind="liftbridge")
+
+
+async def test_failed_sample_ends_the_read_of_the_metrics() -> None:
+    asked = asyncio.Event()
+
+    async def respond(_: web.BaseRequest) -> web.Response:
+        if asked.is_set():
+            return web.Response(text='liftenvelope_gateway_build_info{id="one"} 1.0\n')
+        asked.set()
+        await asyncio.Event().wait()  # until the client closes the connection
+        raise AssertionError("an event was set that nobody has")
+
+    async with (
+        asyncio.timeout(120),
+        serving(respond) as url,
+        with_gateways(FailingOnce(asked), [url], every=60.0) as sampler,
+    ):
+        with pytest.raises(TransportError, match="the connection was lost"):
+            await sampler.sample()
+        running = {getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()}
+        assert GatewayMetrics.read.__qualname__ not in running
+        assert list((await sampler.sample()).gateways) == ["one"]
 
 
 async def test_unreachable_gateway_is_a_fault_without_its_login() -> None:

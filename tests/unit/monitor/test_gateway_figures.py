@@ -40,6 +40,25 @@ def test_values_that_are_no_numbers_are_skipped(value: str) -> None:
     assert figures_of(lines, 1.0)["one"].reads == 0
 
 
+@pytest.mark.parametrize("value", ["1e308", "-1"])
+def test_values_that_are_no_counts_are_skipped(value: str) -> None:
+    """Two of the first have an infinite sum."""
+    lines = [f"liftenvelope_gateway_open_reads {value}"] * 2
+    lines += ['liftenvelope_gateway_build_info{id="one"} 1.0', "liftenvelope_gateway_open_reads 4.0"]
+    assert figures_of(lines, 1.0)["one"].reads == 4
+
+
+def test_labels_of_a_hostile_server_take_linear_time() -> None:
+    """In quadratic time they take longer than a test may."""
+    lines = [f'liftenvelope_gateway_build_info{{id="one",{"a" * 900}}} 1.0'] * 170_000
+    assert list(figures_of(lines, 1.0)) == ["one"]
+
+
+def test_labels_may_have_escaped_quotes() -> None:
+    lines = [r'liftenvelope_gateway_build_info{x="\\",id="a\"b",y="}"} 1.0']
+    assert list(figures_of(lines, 1.0)) == [r"a\"b"]
+
+
 def test_line_of_any_length_is_read_at_once() -> None:
     """The labels of 16 MB would take hours to match."""
     lines = [
