@@ -58,16 +58,22 @@ async def step_down(
         raise UsageError(f"preferred must be a replica that does not lead, one of {names}, got {preferred!r}")
     body = {"placement": {"preferred": preferred}} if preferred is not None else None
     await api.request(path, body, timeout=deadline.left)
+    term = (before.leader, before.leader_since)
     while not deadline.is_over:
         try:
             found = (await info(min(_ANSWER, deadline.left))).cluster or ClusterInfo()
+            if found.leader and (found.leader, found.leader_since) != term:
+                if preferred in (None, found.leader):
+                    return found.leader
+                # The preferred server lost the election, as it may on a busy machine.
+                await api.request(path, body, timeout=min(_ANSWER, deadline.left))
+                term = (found.leader, found.leader_since)
         except (StreamNotFoundError, ConsumerNotFoundError):  # deleted meanwhile
             raise
         except (CallTimeoutError, JetStreamError):  # during an election
-            found = ClusterInfo()
-        if found.leader and (found.leader, found.leader_since) != (before.leader, before.leader_since):
-            return found.leader
+            pass
         await asyncio.sleep(min(_PAUSE, deadline.left))
+    outcome = "no other one was elected" if preferred is None else f"{preferred} was not elected"
     raise CallTimeoutError(
-        f"the leader {before.leader} stepped down, and no other one was elected within {deadline.timeout:g} s"
+        f"the leader {before.leader} stepped down, and {outcome} within {deadline.timeout:g} s"
     )

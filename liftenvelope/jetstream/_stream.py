@@ -154,8 +154,8 @@ class Stream:
             UsageError: There is a single replica, or ``preferred`` has none or leads already.
             StreamNotFoundError: The stream was deleted.
             JetStreamError: The servers are no cluster.
-            CallTimeoutError: No leader was elected in time, or the old one again by servers that do not tell
-                ``leader_since``.
+            CallTimeoutError: No leader, or not ``preferred``, was elected in time; or the old one again by
+                servers that do not tell ``leader_since``.
         """
         return await step_down(
             self._api,

@@ -91,6 +91,23 @@ async def test_leader_of_a_consumer_steps_down_to_a_replica(url: str) -> None:
         assert message.data == b"1"
 
 
+async def test_preferred_server_that_loses_an_election_is_asked_for_again(url: str) -> None:
+    async with jetstream(url) as js:
+        stream = await stream_of(js)
+        path = f"STREAM.LEADER.STEPDOWN.{stream.name}"
+        lost, wanted = (one.name for one in placed((await stream.info()).cluster).replicas)
+        looks = count()
+
+        async def look(seconds: float) -> Any:
+            if next(looks) == 1:  # another server leads, as if it had won the election
+                await led(stream.info)
+                await stream.step_down(lost)
+            return await stream.info(timeout=seconds)
+
+        assert await step_down(js.api, path, look, wanted, timeout=60) == wanted
+        assert placed((await stream.info()).cluster).leader == wanted
+
+
 async def test_preferred_server_must_be_another_replica(url: str) -> None:
     async with jetstream(url) as js:
         stream = await stream_of(js)
