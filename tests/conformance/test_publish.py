@@ -25,6 +25,7 @@ from liftenvelope.errors import (
 from liftenvelope.partition import KeyPartitioner
 from tests.conformance.actions import PATIENCE, eventually, fill, new_stream, read, read_offsets
 from tests.conformance.conftest import CHOSEN
+from tests.handled import handled
 
 
 @pytest.mark.parametrize("policy", [AckPolicy.LEADER, AckPolicy.ALL])
@@ -59,7 +60,7 @@ async def test_correlation_ids_are_made(client: Client, name: str) -> None:
 async def test_an_ack_inbox_of_one_s_own(client: Client, name: str, nc: NatsClient) -> None:
     await client.create_stream(name, name)
     inbox = await nc.subscribe(f"_INBOX.{name}")
-    await nc.flush()
+    await handled(nc)
     ack = await client.publish(name, b"x", ack_inbox=f"_INBOX.{name}", correlation_id="both")
     assert ack is not None
     assert ack.offset == 0

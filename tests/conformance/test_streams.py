@@ -28,6 +28,7 @@ from liftenvelope.rpc.status import StatusCode
 from tests.cleaner_clock import CLEANER_INTERVAL, CleanerClock
 from tests.conformance.actions import SOON, eventually, fill, new_stream, read, read_offsets
 from tests.conformance.conftest import Server
+from tests.handled import handled
 
 
 async def test_a_stream_is_found_once_it_is_made(client: Client, name: str) -> None:
@@ -176,7 +177,7 @@ async def test_partitions_record_numbered_subjects(client: Client, name: str, nc
     await client.create_stream(name, name, partitions=3)
     for subject in (name, f"{name}.1", f"{name}.2"):
         await nc.publish(subject, subject.encode())
-    await nc.flush()
+    await handled(nc)
     for partition, subject in enumerate((name, f"{name}.1", f"{name}.2")):
         found = await read(client, name, partition=partition, start=0, stop=0)
         assert [(m.value, m.partition, m.subject) for m in found] == [(subject.encode(), partition, subject)]
@@ -189,7 +190,7 @@ async def test_streams_of_one_group_share_the_messages(client: Client, name: str
         await client.create_stream(name, stream, group="sharing")
     for number in range(40):
         await nc.publish(name, b"%d" % number)
-    await nc.flush()
+    await handled(nc)
 
     async def found() -> list[bytes]:
         parts = [await read(client, stream, start="earliest", stop="latest") for stream in pair]

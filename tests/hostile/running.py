@@ -16,6 +16,7 @@ from nats.aio.msg import Msg
 
 import liftenvelope
 from liftenvelope.testing import GatewayCluster, run_gateway, run_nats_server
+from tests.handled import handled
 from tests.hostile.attacking import Extent, Outcome, attack
 from tests.hostile.attacks import MARK, Attack
 from tests.hostile.tls import Certificates
@@ -135,8 +136,9 @@ class Victim:
                 stack.push_async_callback(nc.close)
                 for subject in _TRAPS:
                     await nc.subscribe(subject, cb=note)
+                await handled(nc)
                 outcome = await attack(row, address, tls, extent)
-                await nc.flush()
+                await handled(nc)
                 return outcome
 
         with ThreadPoolExecutor(1, initializer=_give_way) as thread:

@@ -26,6 +26,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.partition import KeyPartitioner, RoundRobinPartitioner
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster
+from tests.handled import handled
 from tests.integration.conftest import until
 
 
@@ -155,7 +156,7 @@ async def test_an_ack_inbox_of_ones_own_gets_the_ack_as_well(
     client: Client, stream: str, lb_nc: NatsClient
 ) -> None:
     subscription = await lb_nc.subscribe(f"{stream}.acks")
-    await lb_nc.flush()
+    await handled(lb_nc)
     ack = await acked(client.publish(stream, b"v", ack_inbox=f"{stream}.acks", correlation_id="mine"))
     assert unmarshal_ack((await subscription.next_msg(timeout=60)).data) == ack
     assert (ack.correlation_id, ack.ack_inbox) == ("mine", f"{stream}.acks")

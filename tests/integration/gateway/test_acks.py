@@ -23,6 +23,7 @@ from liftenvelope.jetstream.api import Api
 from liftenvelope.nats import AckInbox, EnvelopePublisher, accelerate
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from liftenvelope.types import AckError, AckPolicy
+from tests.handled import handled
 from tests.integration.conftest import connect, freeze, until
 
 #: Of consumers that nothing happens to: longer than their server ever hangs, and than a test takes.
@@ -72,7 +73,7 @@ class Partition:
                 b"value", ack_inbox=self.inbox, correlation_id=ident, ack_policy=policy, **options
             )
             await self.nc.publish(self.name, envelope)
-        await self.nc.flush()
+        await handled(self.nc)
 
     async def state(self) -> dict[str, Any]:
         answer: dict[str, Any] = (await self.api.request(f"STREAM.INFO.{self.name}"))["state"]
@@ -388,7 +389,7 @@ async def test_a_reader_that_has_all_asks_no_more(
 
     async with partition.reader(heartbeat=NEVER) as reader:
         subscription = await partition.nc.subscribe(subject, cb=note)
-        await partition.nc.flush()
+        await handled(partition.nc)
         for number, ident in enumerate("ab", 1):
             await partition.publish(ident)
             await acked(partition, number)
@@ -551,7 +552,7 @@ async def test_what_jetstream_drops_gets_no_ack_and_never_a_wrong_one(name: str)
         async with partition.reader(gateway):
             for start in range(0, 20_000, 5_000):
                 await partition.publish(*map(str, range(start, start + 5_000)))
-            await partition.nc.flush()
+            await handled(partition.nc)
             await partition.all_done()
             # What waited in that queue may be stored a little later.
             async with asyncio.timeout(60):

@@ -11,6 +11,7 @@ from nats.aio.client import Client
 import liftenvelope
 from liftenvelope.gateway import Gateway
 from liftenvelope.testing import NatsServer, run_nats_server
+from tests.handled import handled
 from tests.integration.conftest import connect, until
 from tests.integration.gateway.test_acks import Partition
 
@@ -39,7 +40,7 @@ async def caught_up(partition: Partition, reader: Any) -> list[int]:
     """Return the offsets that were acked when ``catch_up`` returned."""
     async with asyncio.timeout(240):
         await reader.catch_up()
-    await partition.nc.flush()
+    await handled(partition.nc)
     return sorted(ack.offset for ack in partition.acks)
 
 
@@ -77,6 +78,7 @@ async def test_nobody_sees_how_the_queue_is_waited_for(nc: Client, name: str, su
     partition = await Partition(nc, name).create(subjects=[subject.format(name)])
     seen = await nc.subscribe(f"{name}.>")
     traced = await nc.subscribe("_lift.>")
+    await handled(nc)
     async with partition.reader() as reader:
         assert await caught_up(partition, reader) == []
     assert (seen.pending_msgs, (await partition.state())["last_seq"]) == (0, 0)
@@ -106,6 +108,6 @@ async def test_draining_gateway_acks_the_backlog(slow_server: NatsServer, nc: Cl
     await until(lambda: partition.acks)  # the gateway leads the partition
     await partition.publish(*map(str, range(1, BACKLOG)))
     await gateway.close(grace=240)
-    await nc.flush()
+    await handled(nc)
     await gateway_nc.close()
     assert sorted(ack.offset for ack in partition.acks) == list(range(BACKLOG))

@@ -28,6 +28,7 @@ from liftenvelope.nats import AckInbox
 from liftenvelope.testing import NatsServer, run_nats_server
 from liftenvelope.types import AckError, AckPolicy
 from tests.conformance.actions import fill
+from tests.handled import handled
 from tests.integration.conftest import connect
 
 
@@ -210,13 +211,13 @@ async def test_paused_and_readonly_partitions_store_nothing(
     assert await inbox.outcome("a") == (0, AckError.OK)
     await client.pause_stream(name)
     await inbox.publish(name, "paused", 1)
-    await nc.flush()
-    await gateway._setup.nc.flush()  # it has come there, too
+    await handled(nc)
+    await handled(gateway._setup.nc)  # it has come there, too
     await client.publish(name, b"wakes", expected_offset=1)
     await client.set_stream_readonly(name)
     await inbox.publish(name, "readonly", 2)
-    await nc.flush()
-    await gateway._setup.nc.flush()
+    await handled(nc)
+    await handled(gateway._setup.nc)
     await client.set_stream_readonly(name, readonly=False)
     await inbox.publish(name, "b", 2)
     assert await inbox.outcome("b") == (2, AckError.OK)
@@ -253,6 +254,7 @@ async def test_questions_of_gateways_are_answered_to_inboxes_alone(
     client: Client, nc: NatsClient, name: str, is_probe: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     probes = await nc.subscribe("_lift.intake.>")
+    await handled(nc)
     await client.create_stream(name, name, optimistic_concurrency=True)
     probe = await probes.next_msg(60)
     seen = json.dumps({"name": name, "revision": 0}).encode()
@@ -341,6 +343,7 @@ async def test_create_stream_is_answered_once_its_leader_takes_messages(
     monkeypatch.setattr(CheckedIntake, "start", late)
     # Each probe waits a second for an answer. This subscription receives it and gives none.
     probes = await nc.subscribe("_lift.intake.>")
+    await handled(nc)
     inbox = await Inbox(nc).open()
     creating = asyncio.create_task(client.create_stream(name, name, optimistic_concurrency=True, timeout=240))
     for _ in range(7):
@@ -366,6 +369,7 @@ async def test_wait_for_intakes_ends_with_the_stream(nc: NatsClient, name: str) 
     record = StreamRecord(name=name, subject=name, id=name, settings={"optimisticConcurrencyControl": 1})
     records: list[StreamRecord | None] = [record]
     probes = await nc.subscribe("_lift.intake.>")
+    await handled(nc)
     async with JetStream(nc) as js:
         for left in (None, replace(record, id="another")):
             records.append(record)

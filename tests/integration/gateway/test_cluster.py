@@ -16,6 +16,7 @@ from liftenvelope.envelope import new_message, unmarshal_ack
 from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import GatewayCluster, run_gateway
+from tests.handled import handled
 
 #: None of them is taken for dead, not even on a loaded machine: it would not be waited for.
 PATIENT = 30.0
@@ -182,7 +183,7 @@ async def test_raw_envelopes_are_acked_by_the_next_leader(
     (leader,) = (await leaders(client, name)).values()
     nc = await nats.connect(cluster.nats_url)
     inbox = await nc.subscribe(f"_INBOX.{name}")
-    await nc.flush()
+    await handled(nc)
     next(node for node in cluster.nodes if node.id == leader).kill()
     for number in range(20):
         await nc.publish(name, new_message(b"x", ack_inbox=f"_INBOX.{name}", correlation_id=str(number)))

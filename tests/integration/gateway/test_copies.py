@@ -18,6 +18,7 @@ from liftenvelope.gateway._publishing.intake import Intake
 from liftenvelope.gateway._streams.service import StreamService
 from liftenvelope.jetstream.publish_frames import PubAck
 from liftenvelope.testing import NatsServer, run_nats_server
+from tests.handled import handled
 from tests.integration.conftest import connect
 
 #: Seconds; no message of these tests expires.
@@ -77,7 +78,7 @@ async def test_ack_inbox_gets_the_ack_of_a_copy_unless_the_connection_is_closed(
 ) -> None:
     nc, other = await connect(own_nats.url), await connect(own_nats.url)
     acks = await other.subscribe(f"_INBOX.{name}")
-    await other.flush()
+    await handled(other)
     stored: asyncio.Future[PubAck] = asyncio.get_running_loop().create_future()
     stored.set_result(PubAck(name, 8))
     async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:

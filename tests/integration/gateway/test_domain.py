@@ -18,6 +18,7 @@ from liftenvelope.jetstream import JetStream
 from liftenvelope.testing import NatsServer, run_nats_server
 from liftenvelope.testing._ports import free_port
 from tests.conformance.actions import eventually, fill, read, take
+from tests.handled import handled
 from tests.integration.conftest import connect
 
 
@@ -84,7 +85,7 @@ async def test_streams_are_in_the_hub(
     futures = [await client.publish_async(name, b"%d" % number) for number in range(1, 50)]
     assert [ack.offset for ack in await asyncio.gather(*futures) if ack is not None] == list(range(1, 50))
     await hub_nc.publish(name, b"50")
-    await hub_nc.flush()
+    await handled(hub_nc)
 
     async def all_there() -> bool:
         return (await client.fetch_partition_metadata(name, 0)).newest_offset == 50

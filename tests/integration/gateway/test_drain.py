@@ -24,6 +24,7 @@ from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.status import UNANSWERED_IS_NOT_STORED, CallNotProcessedError, RpcError, StatusCode
 from liftenvelope.testing import NatsServer, run_gateway
 from liftenvelope.testing._ports import free_port
+from tests.handled import handled
 from tests.integration.conftest import connect, until
 
 from .program_log import unexpected
@@ -114,7 +115,7 @@ async def test_every_stored_message_of_raw_nats_has_its_ack(tmp_path: Path, name
         await nc.subscribe(inbox, cb=note)
         for number in range(20_000):
             await nc.publish(name, new_message(b"x" * 256, ack_inbox=inbox, correlation_id=str(number)))
-        await nc.flush()
+        await handled(nc)
         await stopped(process)
         await until(lambda: not nc.is_connected)
     count = await stored(tmp_path, nats_port, name)

@@ -18,6 +18,7 @@ from liftenvelope.gateway._monitoring.drops import Drop, LogFile, read_drop
 from liftenvelope.gateway.serving import Serving, running_gateway
 from liftenvelope.jetstream import JetStream
 from liftenvelope.testing import run_nats_server
+from tests.handled import handled
 from tests.integration.conftest import connect
 
 SMALL = {"max_buffered_msgs": 10, "max_buffered_size": 10_000}
@@ -34,7 +35,7 @@ async def flood(nc: NatsClient, subject: str, caplog: pytest.LogCaptureFixture, 
     async def some() -> None:
         for _ in range(5_000):
             await nc.publish(subject, b"x" * 100)
-        await nc.flush()
+        await handled(nc)
 
     async with asyncio.timeout(60):
         while not warned(caplog, name):

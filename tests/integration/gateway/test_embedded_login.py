@@ -21,6 +21,7 @@ from liftenvelope.gateway.serving import Serving, running_gateway
 from liftenvelope.jetstream import JetStream
 from liftenvelope.nats import AckInbox
 from tests.conformance.actions import take
+from tests.handled import handled
 from tests.integration.certificates import Certificates
 from tests.integration.conftest import connect, until
 
@@ -142,7 +143,7 @@ async def test_publishers_overhear_nothing_internal(tmp_path: Path, name: str) -
         heard: list[str] = []
         async with raw(own.url) as nc:
             subscription = await nc.subscribe(">")
-            await nc.flush()
+            await handled(nc)
             await client.create_stream(name, name)
             await client.publish(name, b"v")
             await client.set_cursor("r", name, 0, 0)

@@ -22,6 +22,7 @@ from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import GatewayCluster, NatsServer
 from tests.conformance.actions import PATIENCE, eventually, fill, read, take
+from tests.handled import handled
 from tests.integration.conftest import connect
 
 
@@ -136,7 +137,7 @@ async def test_raw_messages_are_stored_unless_readonly_or_paused(
 
     async def publish(value: bytes) -> None:
         await js_nc.publish(name, value)
-        await js_nc.flush()
+        await handled(js_nc)
 
     async def values() -> list[bytes]:
         return [m.value for m in await read(client, name, start="earliest", stop="latest", resume=True)]

@@ -23,6 +23,7 @@ from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import FaultProxy, GatewayCluster, run_gateway
 from tests.conformance.actions import fill, read, take
+from tests.handled import handled
 from tests.integration.conftest import connect, resident_mib, until
 
 METHODS = [method.name for method in api_pb2.DESCRIPTOR.services_by_name["API"].methods]
@@ -390,7 +391,7 @@ async def test_ack_inbox_of_a_request_must_be_allowed(
             # Nothing was stored, and an inbox that is allowed gets its ack.
             nc = await connect(gateway_server.nats_url)
             sound = await nc.subscribe(f"_INBOX.{name}")
-            await nc.flush()
+            await handled(nc)
             request.ackInbox = f"_INBOX.{name}"
             await channel.unary(path, request.SerializeToString(), timeout=30)
             assert unmarshal_ack((await sound.next_msg(timeout=60)).data).offset == 0

@@ -29,6 +29,7 @@ from liftenvelope.jetstream import JetStream
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import FaultProxy, NatsServer, run_gateway, run_nats_server
+from tests.handled import handled
 from tests.integration.conftest import connect, until
 from tests.integration.gateway.http_client import exchange, get
 from tests.integration.gateway.raw_http2 import RawClient
@@ -587,7 +588,7 @@ class Stalled:
             self.seen.append(liftenvelope.unmarshal_message(msg.data).value)
 
         await self._nc.subscribe(self._name, cb=note)
-        await self._nc.flush()
+        await handled(self._nc)
         self._proxy.stall("to_client")
         return call
 
@@ -675,7 +676,7 @@ async def pulls(place: Place) -> None:
 
     nc = await connect(place.nats.url)
     await nc.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.lift_{place.name}_0.*", cb=note)
-    await nc.flush()
+    await handled(nc)
     async with (
         place.gateway(max_pull_bytes=limit) as gateway,
         liftenvelope.connect([gateway.address]) as client,
@@ -689,7 +690,7 @@ async def pulls(place: Place) -> None:
                 return [len(message.value) async for message in messages]
 
         assert list(await asyncio.gather(read(), read(), read())) == [sizes] * 3
-    await nc.flush()
+    await handled(nc)
     # Only for the one message that is larger, more is asked for.
     assert max(size for size in asked if size < 100_000) <= limit
     assert max(asked) > 100_000
@@ -736,6 +737,7 @@ async def ack_inboxes(place: Place) -> None:
     ):
         await liftenvelope_stream(channel, place.name)
         inbox, refused = await nc.subscribe(allowed), await nc.subscribe(other)
+        await handled(nc)
         for subject, expected in ((allowed, StatusCode.OK), (other, StatusCode.INVALID_ARGUMENT)):
             request = api_pb2.PublishRequest(stream=place.name, ackInbox=subject)
             assert await code(channel, "Publish", request) == expected
@@ -921,7 +923,7 @@ class Busy:
     async def hold(self, size: int) -> None:
         """Keep a request of that size pending: no stream records its subject."""
         heard = await self._nc.subscribe(f"{self.name}.nobody")
-        await self._nc.flush()
+        await handled(self._nc)
         request = request_of(api_pb2.PublishToSubjectRequest, size, subject=f"{self.name}.nobody")
         self._holding.append(asyncio.create_task(outcome(self.channel, "PublishToSubject", request)))
         await heard.next_msg(timeout=PATIENCE)
@@ -961,7 +963,7 @@ async def busy(place: Place, limit: int) -> AsyncIterator[Busy]:
             made.values.append(unmarshal_message(msg.data).value)
 
         await nc.subscribe(place.name, cb=note)
-        await nc.flush()
+        await handled(nc)
         yield made
         await made.let_go()
     await nc.close()

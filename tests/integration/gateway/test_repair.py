@@ -27,6 +27,7 @@ from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import RpcError
 from liftenvelope.testing import NatsServer, run_nats_server
 from tests.conformance.actions import PATIENCE, eventually, fill, read
+from tests.handled import handled
 from tests.integration.conftest import connect
 
 
@@ -178,7 +179,7 @@ async def test_a_subject_that_nobody_records(nc: NatsClient, js: JetStream, name
 
         async def is_stored(stream: str = name) -> bool:
             await nc.publish(name, b"x")
-            await nc.flush()
+            await handled(nc)
             return (await client.fetch_partition_metadata(stream)).newest_offset >= 2
 
         await eventually(is_stored)
@@ -401,7 +402,7 @@ async def test_copy_that_lags_takes_over_the_subject_without_losing_messages(
 
         async def has_taken_over() -> bool:
             await nc.publish(name, b"x")
-            await nc.flush()
+            await handled(nc)
             return (await client.fetch_partition_metadata(f"{name}-copy")).newest_offset >= 3
 
         await eventually(has_taken_over)

@@ -19,6 +19,7 @@ from liftenvelope.jetstream import JetStream
 from liftenvelope.jetstream.api import Api
 from liftenvelope.testing import NatsServer, run_nats_server
 from tests.conformance.actions import eventually
+from tests.handled import handled
 from tests.integration.conftest import connect, until
 
 STREAMS = 60
@@ -69,7 +70,7 @@ class Acks:
         """Publish an envelope to each stream."""
         for name in NAMES:
             await self.nc.publish(name, new_message(b"value", ack_inbox=self.inbox, correlation_id=name))
-        await self.nc.flush()
+        await handled(self.nc)
 
     async def all_have(self, *offsets: int) -> None:
         """Wait until these offsets, and no others, have their acks in each stream."""
@@ -86,7 +87,7 @@ class Requests:
 
     async def listen(self) -> None:
         await self.nc.subscribe("$JS.API.>", cb=self._note)
-        await self.nc.flush()
+        await handled(self.nc)
 
     async def _note(self, msg: Msg) -> None:
         self.subjects.append(msg.subject.removeprefix("$JS.API."))

@@ -19,6 +19,7 @@ from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import GatewayCluster, GatewayNode, run_gateway
+from tests.handled import handled
 from tests.integration.conftest import connect, freeze, until
 
 #: Longer than a gateway that lives ever hangs on a loaded machine.
@@ -178,7 +179,7 @@ async def test_stopped_leader_acks_nothing_that_another_one_acked(cluster: Gatew
     async def publish(*ids: str) -> None:
         for id_ in ids:
             await nc.publish(name, new_message(b"x", ack_inbox=inbox, correlation_id=id_))
-        await nc.flush()
+        await handled(nc)
 
     await nc.subscribe(inbox, cb=note)
     await publish("first")

@@ -17,9 +17,9 @@ from typing import Any
 
 import liftenvelope
 from liftenvelope.envelope import new_message, unmarshal_ack
-from liftenvelope.nats.link import Link
 from liftenvelope.testing import NatsServer
 from liftenvelope.testing._ports import _reserve, free_port, release_port
+from tests.handled import handled
 from tests.integration.certificates import Certificates
 from tests.integration.conftest import connect, until
 
@@ -264,7 +264,7 @@ async def test_every_stored_message_is_acked_when_all_workers_stop(tmp_path: Pat
         ids = {f"{subject}/{number}": subject for number in range(5_000) for subject in subjects}
         for id_, subject in ids.items():
             await nc.publish(subject, new_message(b"x", ack_inbox=inbox, correlation_id=id_))
-        await Link(nc).barrier(240)  # the PING of nats-py's flush() overtakes messages that it has buffered
+        await handled(nc)
         await served.stopped()
         await until(lambda: not nc.is_connected)
     assert acked == set(ids)

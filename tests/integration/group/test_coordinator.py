@@ -42,8 +42,8 @@ from liftenvelope.group import (
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.names import METHODS
 from liftenvelope.group.wire import error_message
-from liftenvelope.nats.link import Link
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
+from tests.handled import handled
 from tests.integration.conftest import connect
 
 from .play import LONG, PATIENCE, Play, coordinator, eventually
@@ -451,7 +451,7 @@ class TestService:
             there = await connect(server.url, user="b", password="b")
             async with coordinator(here, prefix=name, bucket=name):
                 seen = await here.subscribe(f"{name}.any.ListGroups")
-                await Link(here).barrier(PATIENCE)  # the PING of nats-py's flush() overtakes the buffered SUB
+                await handled(here)
                 assert not (await GroupClient(there, prefix=name, timeout=PATIENCE).list_groups()).groups
                 assert not (await seen.next_msg(PATIENCE)).reply.startswith("_INBOX.")
             await here.close()

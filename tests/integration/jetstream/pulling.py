@@ -17,6 +17,7 @@ from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.consuming import Messages
 from liftenvelope.jetstream.infos import ConsumerInfo
 from liftenvelope.testing import NatsServer
+from tests.handled import handled
 
 
 class Bench:
@@ -107,8 +108,7 @@ class Wire:
             self.replies.append(msg.reply)
 
         self.sub = await self.nc.subscribe(self.subject, cb=see)
-        await self.nc.flush()
-        await self.nc.flush()
+        await handled(self.nc)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -11,8 +11,8 @@ from nats.aio.msg import Msg
 
 from liftenvelope.jetstream import JetStream, StorageType, StreamConfig
 from liftenvelope.jetstream.message import ACK, NAK, TERM
-from liftenvelope.nats.link import Link
 from liftenvelope.testing import NatsServer
+from tests.handled import handled
 from tests.integration.conftest import connect, until
 
 from .pulling import Bench, numbered, until_acked
@@ -35,7 +35,7 @@ async def test_acks_keep_their_order_among_publishes(
     async with JetStream(js_nc) as js:
         await js.create_stream(StreamConfig(name=other, storage=StorageType.MEMORY))
         await watcher.subscribe(">", cb=note)  # one subscription: nats-py keeps no order among several
-        await Link(watcher).barrier(60)
+        await handled(watcher)
         messages[0].ack()
         await js_nc.publish(other, b"nats-py")
         messages[1].ack()

@@ -18,6 +18,7 @@ from liftenvelope.jetstream import (
     read_advisory,
 )
 from liftenvelope.testing import FaultProxy, NatsServer
+from tests.handled import handled
 from tests.integration.conftest import connect, until
 
 
@@ -35,7 +36,7 @@ async def tell(nc: Client, stream: str, numbers: range) -> None:
         }
         subject = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{stream}.worker"
         await nc.publish(subject, json.dumps(body).encode())
-    await nc.flush()
+    await handled(nc)
 
 
 async def take(advisories: Advisories, count: int) -> list[Advisory]:

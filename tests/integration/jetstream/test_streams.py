@@ -52,6 +52,7 @@ from liftenvelope.jetstream.stream_config import (
     SubjectTransform,
 )
 from liftenvelope.testing import NatsServer, run_nats_server
+from tests.handled import handled
 from tests.integration.conftest import connect, until
 
 SOON = datetime.now(UTC) + timedelta(days=1)
@@ -602,7 +603,7 @@ class TestElsewhere:
         await nc.subscribe("$JS.API.INFO", cb=_silent)
         js = JetStream(nc, timeout=30)
         waiting = asyncio.ensure_future(js.account_info())
-        await nc.flush()
+        await handled(nc)
         await nc.close()
         async with asyncio.timeout(20):
             with pytest.raises(TransportError, match="closed before an answer"):

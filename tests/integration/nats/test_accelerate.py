@@ -21,6 +21,7 @@ from nats.aio.msg import Msg
 from liftenvelope.nats import accelerate
 from liftenvelope.nats.receiving import subscribe_direct
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
+from tests.handled import handled
 from tests.integration.conftest import connect, until
 
 Connect = Callable[..., Awaitable[Client]]
@@ -57,19 +58,13 @@ async def open_connection(
             assert accelerate(client).active
         if watched:
             await subscribe_direct(client, f"{name}.>", watch.take)
-            await barrier(client)
+            await handled(client)
         return client
 
     yield open_one
     for client in clients:
         if not client.is_closed:
             await client.close()
-
-
-async def barrier(client: Client) -> None:
-    """The first PING of nats-py may overtake what it has buffered; the second does not."""
-    await client.flush()
-    await client.flush()
 
 
 def numbered(count: int) -> list[bytes]:
@@ -156,7 +151,7 @@ async def test_statuses(
 ) -> None:
     nc = await open_connection()
     sub = await nc.subscribe(f"{name}.s")
-    await barrier(nc)
+    await handled(nc)
     _, writer = await asyncio.open_connection("127.0.0.1", nats_server.port)
     writer.write(b'CONNECT {"headers": true, "verbose": false}\r\n')
     writer.write(b"HPUB %b.s %d %d\r\n%b\r\n" % (name.encode(), len(block), len(block), block))
@@ -204,7 +199,7 @@ async def test_drain_of_a_subscription_handles_what_has_come(
     sub = await nc.subscribe(f"{name}.d", cb=slow)
     for payload in numbered(100):
         await nc.publish(f"{name}.d", payload)
-    await barrier(nc)
+    await handled(nc)
     draining = asyncio.create_task(sub.drain())  # type: ignore[no-untyped-call]
     await until(lambda: sub.pending_msgs == 99)
     assert not draining.done()
@@ -225,7 +220,7 @@ async def test_drain_of_the_connection(open_connection: Connect, name: str, watc
     await nc.subscribe(f"{name}.d", cb=note)
     for payload in numbered(2_000):
         await nc.publish(f"{name}.d", payload)
-    await barrier(nc)
+    await handled(nc)
     await nc.drain()
     assert seen == watch.payloads == numbered(2_000)
     assert nc.is_closed
@@ -280,7 +275,7 @@ async def test_statistics(open_connection: Connect, name: str, watch: Watch) -> 
     await nc.publish(f"{name}.n", b"678", headers={"a": "b"})
     await nc.publish(f"{name}.other", b"9")
     await until(lambda: len(watch.payloads) == 3)
-    await barrier(nc)
+    await handled(nc)
     assert {key: nc.stats[key] - before[key] for key in before} == {
         "in_msgs": 5, "in_bytes": 17, "out_msgs": 3, "out_bytes": 9, "reconnects": 0, "errors_received": 0,
     }  # fmt: skip
@@ -295,7 +290,7 @@ async def test_connection_lost_in_the_middle_of_a_message(
     with FaultProxy(nats_server.url) as proxy:
         nc = await open_connection(f"nats://{proxy.address}")
         sub = await nc.subscribe(f"{name}.x")
-        await barrier(nc)
+        await handled(nc)
         proxy.truncate(cut_at)
         # Nothing is published while the two subscriptions are restored, one after the other.
         for payload in numbered(30):
@@ -307,7 +302,7 @@ async def test_connection_lost_in_the_middle_of_a_message(
             await asyncio.sleep(0.01)
         # Whatever has arrived whole is there, in order and once; then the connection comes back.
         await until(lambda: nc.stats["reconnects"] == 1 and nc.is_connected)
-        await barrier(nc)
+        await handled(nc)
         await sender.publish(f"{name}.x", b"end")
         await until(lambda: watch.payloads[-1:] == [b"end"])
         read = [(await sub.next_msg(timeout=60)).data for _ in range(sub.pending_msgs)]
@@ -329,7 +324,7 @@ async def test_server_killed_under_load(open_connection: Connect, name: str, wat
             await asyncio.to_thread(server.kill)
             await asyncio.to_thread(server.start)
             await until(lambda: nc.stats["reconnects"] == kill + 1 and nc.is_connected)  # noqa: B023
-        await barrier(nc)
+        await handled(nc)
         await nc.publish(f"{name}.k", b"%d" % 9_999)
         await until(lambda: watch.payloads[-1:] == [b"9999"])
         read = [(await sub.next_msg(timeout=60)).data for _ in range(sub.pending_msgs)]
@@ -350,7 +345,7 @@ async def test_flush_comes_after_all_that_was_sent_before(
     for round_ in range(1, 51):
         for _ in range(20):
             await nc.publish(f"{name}.f", b"x")
-        await barrier(nc)
+        await handled(nc)
         assert len(watch.payloads) == sub.delivered == 20 * round_
         assert await nc.rtt() >= 0  # the clock of uvloop has whole milliseconds
 

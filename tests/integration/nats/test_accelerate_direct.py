@@ -27,8 +27,9 @@ from liftenvelope.nats.receiving import (
     subscribe_direct,
 )
 from liftenvelope.testing import FaultProxy, NatsServer
+from tests.handled import handled
 from tests.integration.conftest import connect, until
-from tests.integration.nats.test_accelerate import barrier, numbered
+from tests.integration.nats.test_accelerate import numbered
 
 BLOCK = b"NATS/1.0\r\nA: b\r\n\r\n"
 #: What a fake server says first, as captured from nats-server 2.15.1 but for its names, keys and limit.
@@ -80,7 +81,7 @@ async def test_a_read_is_one_call_when_accelerated(nc: Client, name: str) -> Non
     for accelerated in (False, True):
         calls.clear()
         with accelerate(nc) if accelerated else Acceleration(None):
-            await barrier(nc)
+            await handled(nc)
             for _ in range(1_000):
                 await nc.publish(name, b"x")
             await until(lambda: sum(calls) == 1_000)
@@ -104,7 +105,7 @@ async def test_a_subscription_with_a_way_of_its_own(nc: Client, name: str) -> No
             await until(lambda: len(fast) == round_)  # noqa: B023
     await direct.unsubscribe()
     await nc.publish(name, b"late")
-    await barrier(nc)
+    await handled(nc)
     assert (slow, fast) == ([b"slow"] * 3, [b"fast"] * 3)
 
 
@@ -122,7 +123,7 @@ async def test_a_failing_handler_is_reported(nats_server: NatsServer, name: str)
     for accelerated in (False, True):
         with accelerate(client) if accelerated else Acceleration(None):
             await client.publish(name, b"x")
-            await barrier(client)
+            await handled(client)
             await until(lambda: len(errors) == 1 + accelerated)  # noqa: B023
     assert [str(error) for error in errors] == ["of the handler"] * 2
     await client.close()
@@ -138,7 +139,7 @@ async def test_ends(either: Client, name: str) -> None:
     await first.unsubscribe()
     await either.publish(name, b"one")
     await until(lambda: seen[2:] == [b"one"])
-    await barrier(either)
+    await handled(either)
     await either.drain()
     await second.unsubscribe()
     assert seen == [b"both", b"both", b"one"]
@@ -156,7 +157,7 @@ async def test_no_message_after_unsubscribe(either: Client, name: str) -> None:
             done.append(asyncio.get_running_loop().create_task(direct.unsubscribe()))
 
     direct = await subscribe_direct(either, name, stop, payloads=True)
-    await barrier(either)
+    await handled(either)
     # More than nats-py can have read at once, should all of it wait in the socket.
     sent = [payload.ljust(1_000, b".") for payload in numbered(5_000)]
     for payload in sent:
@@ -164,7 +165,7 @@ async def test_no_message_after_unsubscribe(either: Client, name: str) -> None:
     await until(lambda: bool(done))
     await done[0]
     had = len(seen)
-    await barrier(either)
+    await handled(either)
     assert len(seen) == had < 5_000
     assert seen == sent[:had]
 
@@ -198,7 +199,7 @@ async def test_toggled_while_messages_flow(nats_server: NatsServer, nc: Client, 
 
     await nc.subscribe(name, cb=note, pending_msgs_limit=0, pending_bytes_limit=0)
     await subscribe_direct(nc, name, direct.extend, payloads=True)
-    await barrier(nc)
+    await handled(nc)
     payloads = [b"%d" % i + b"." * (i % 3_000) for i in range(20_000)]
 
     async def send() -> None:

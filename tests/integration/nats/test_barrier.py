@@ -11,6 +11,7 @@ from nats.aio.client import Client
 from liftenvelope.errors import TransportError
 from liftenvelope.nats.link import Link
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
+from tests.handled import handled
 from tests.integration.conftest import connect, until
 
 
@@ -50,7 +51,7 @@ async def test_what_was_written_before_is_handled(server: NatsServer, far_nc: Cl
         sub = await far_nc.subscribe(subject)
         await link.barrier(60)
         await other.publish(subject, b"x")  # the server knows of the subscription now
-        await other.flush()
+        await handled(other)
         assert (await sub.next_msg(timeout=60)).data == b"x"
         await sub.unsubscribe()
     await other.close()

@@ -17,9 +17,9 @@ from liftenvelope.envelope import Ack, AckPolicy
 from liftenvelope.errors import AckTimeoutError, TransportError
 from liftenvelope.jetstream.message import Message, Recorder
 from liftenvelope.nats import AckInbox, BatchAcks, BatchSummary, EnvelopePublisher
-from liftenvelope.nats.link import Link
 from liftenvelope.nats.pull_inbox import PullInbox
 from liftenvelope.testing import FaultProxy, NatsServer, run_liftbridge, run_nats_server
+from tests.handled import handled
 from tests.integration.conftest import connect, freeze, until
 from tests.integration.stored import Stored, await_stream
 
@@ -218,7 +218,7 @@ async def test_subscription_that_begins_and_ends_offline_is_not_made(kind: str) 
             subject = f"{pulls._prefix}1"
         server.start()
         await until(lambda: nc.is_connected and other.is_connected)
-        await Link(nc).barrier(60)
+        await handled(nc)
         with pytest.raises(nats.errors.NoRespondersError):
             await other.request(subject, timeout=60)
         await nc.close()

@@ -15,6 +15,7 @@ from liftenvelope.envelope import Ack, AckPolicy, new_message, unmarshal_message
 from liftenvelope.errors import AckTimeoutError, EnvelopeTooLargeError, TransportError, UsageError
 from liftenvelope.nats import AckInbox, BatchAcks, BatchSummary, EnvelopePublisher
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, NatsServer, run_nats_server
+from tests.handled import handled
 from tests.integration.conftest import connect, until
 
 
@@ -31,8 +32,7 @@ class Collector:
 
     async def start(self, subject: str) -> None:
         await self.client.subscribe(subject, cb=self._take, pending_msgs_limit=0, pending_bytes_limit=0)
-        await self.client.flush()  # nats-py sends the PING of the first flush ahead of the SUB
-        await self.client.flush()
+        await handled(self.client)
 
     async def _take(self, msg: Msg) -> None:
         self.messages.append(msg)

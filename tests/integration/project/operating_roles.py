@@ -42,6 +42,7 @@ from liftenvelope.monitor._reading import JetStreamMessages, MessageQuery
 from liftenvelope.monitor.jetstream import JetStreamSampler
 from liftenvelope.nats import AckInbox, EnvelopePublisher
 from liftenvelope.rpc.aio import Channel
+from tests.handled import handled
 from tests.integration.conftest import connect
 from tests.integration.gateway.test_groups import Face
 
@@ -96,8 +97,7 @@ class Site:
     async def hear_all(self) -> None:
         """Wait until the server has reported what it refused so far."""
         for nc in self.connections:
-            await nc.flush()
-            await nc.flush()  # the first PING overtakes what is buffered
+            await handled(nc)
 
     async def close(self) -> None:
         """Close every connection that was made here."""
