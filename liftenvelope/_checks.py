@@ -240,7 +240,7 @@ def as_inboxes(name: str, prefixes: Any) -> tuple[str, ...]:
         UsageError: A prefix is empty.
         UsageTypeError: The prefixes are not strings.
     """
-    found = (prefixes,) if isinstance(prefixes, str) else tuple(prefixes)
+    found = tuple(prefixes) if isinstance(prefixes, Iterable) else (prefixes,)
     if isinstance(prefixes, str) or not all(isinstance(prefix, str) for prefix in found):
         raise UsageTypeError(f"{name} must be a tuple of str, got {prefixes!r}")
     if "" in found:

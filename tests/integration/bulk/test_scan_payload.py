@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
-import duckdb
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +19,7 @@ from liftenvelope.bulk._scan.reads import ScanReads
 from liftenvelope.errors import StreamNotFoundError, UsageError
 from liftenvelope.payload import ArrowBatches, BadPayloadError, Json
 from liftenvelope.testing import NatsServer
+from tests.integration.bulk.test_scan import ask
 from tests.integration.bulk_streams import BulkThreads, jetstream, make_stream, publish
 
 COUNT = 300
@@ -57,12 +57,6 @@ def reads() -> Iterator[list[tuple[list[str] | None, int]]]:
 
     with patch.object(ScanReads, "start", recorded):
         yield found
-
-
-def ask(dataset: object, query: str) -> list[Any]:
-    with duckdb.connect() as connection:
-        connection.register("orders", dataset)
-        return list(connection.execute(query).fetchall())
 
 
 def json_scan(server: NatsServer, **options: Any) -> bulk.Scan:

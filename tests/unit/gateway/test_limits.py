@@ -78,6 +78,7 @@ def test_ack_inboxes_become_a_tuple() -> None:
     [
         ("_INBOX.", UsageTypeError, "must be a tuple of str, got '_INBOX.'"),
         ((b"_INBOX.",), UsageTypeError, "must be a tuple of str"),
+        (None, UsageTypeError, "must be a tuple of str, got None"),
         (("_INBOX.", ""), UsageError, 'use ">" to allow any'),
     ],
 )
