@@ -7,26 +7,23 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from liftenvelope.cli._last_messages import sequence_of_last
 from liftenvelope.cli._places import StartType
 from liftenvelope.cli._received import from_jetstream, print_json, print_message, print_raw
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
+from liftenvelope.cli._stored_messages import sequence_of_last, up_to_newest
 from liftenvelope.errors import NotLeaderError, PartitionPausedError, ServerError, UsageError
 from liftenvelope.monitor.messages import Received, from_liftbridge
 
 if TYPE_CHECKING:
     from liftenvelope.client import Client, Subscription
     from liftenvelope.envelope import Message
-    from liftenvelope.jetstream import OrderedConsumer, PullEvent, Stream
+    from liftenvelope.jetstream import PullEvent, Stream
 
 __all__ = ["read_stream", "subscribe"]
-
-#: Messages of one request.
-_FETCH: Final = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,37 +108,30 @@ async def _jetstream(
     async with servers.jetstream() as js:
         accelerate(js.api.nc)  # nats-py keeps one value of a header that is repeated
         stream = await js.stream(name)
-        consumer = await _ordered(stream, options.start, options.subjects)
+        start = await _place_of(stream, options.start, options.subjects)
         if options.no_follow:
-            end = stream.cached_info.state.last_seq
-            while batch := await consumer.fetch_no_wait(_FETCH):
-                for message in batch:
-                    if message.metadata.stream_sequence > end:
-                        return
+            async with aclosing(up_to_newest(stream, start, options.subjects)) as stored:
+                async for message in stored:
                     yield from_jetstream(message)
-                if batch.error is not None:
-                    raise batch.error
             return
+        consumer = stream.ordered_consumer(filter_subjects=options.subjects, **start)
         async with consumer.messages(on_event=_note) as messages:
             async for message in messages:
                 yield from_jetstream(message)
 
 
-async def _ordered(stream: Stream, start: Any, subjects: Sequence[str]) -> OrderedConsumer:
-    """Return a consumer that begins at the start of the command line."""
+async def _place_of(stream: Stream, start: Any, subjects: Sequence[str]) -> dict[str, Any]:
+    """Return the part of a consumer's configuration that begins at the start of the command line."""
     from liftenvelope.jetstream import DeliverPolicy
+    from liftenvelope.jetstream.counting import at_sequence
 
-    place: dict[str, Any]
     if isinstance(start, str):
         words = {"earliest": DeliverPolicy.ALL, "latest": DeliverPolicy.LAST, "new": DeliverPolicy.NEW}
-        place = {"deliver_policy": words[start]}
-    elif isinstance(start, int):
-        sequence = max(start, 1) if start >= 0 else await sequence_of_last(stream, -start, subjects)
-        place = {"deliver_policy": DeliverPolicy.BY_START_SEQUENCE, "opt_start_seq": sequence}
-    else:
-        moment = datetime.now(UTC) - start if isinstance(start, timedelta) else start
-        place = {"deliver_policy": DeliverPolicy.BY_START_TIME, "opt_start_time": moment}
-    return stream.ordered_consumer(filter_subjects=subjects, **place)
+        return {"deliver_policy": words[start]}
+    if isinstance(start, int):
+        return at_sequence(max(start, 1) if start >= 0 else await sequence_of_last(stream, -start, subjects))
+    moment = datetime.now(UTC) - start if isinstance(start, timedelta) else start
+    return {"deliver_policy": DeliverPolicy.BY_START_TIME, "opt_start_time": moment}
 
 
 def _note(event: PullEvent) -> None:

@@ -31,7 +31,7 @@ from liftenvelope.jetstream import (
     OrderedReset,
     PullEvent,
 )
-from liftenvelope.jetstream.counting import count_from
+from liftenvelope.jetstream.counting import at_sequence, count_from
 from liftenvelope.jetstream.names import check_filter, check_stream_name
 
 __all__ = [
@@ -328,7 +328,7 @@ class JetStreamTopicSource:
         """Return the number of messages in a partition from an offset on, as JetStream counts them."""
         place = self._topic.places[partition]
         stream = await self._js.stream(place.stream)
-        return await count_from(stream, offset + 1, (place.subject,) if place.subject else ())
+        return await count_from(stream, at_sequence(offset + 1), (place.subject,) if place.subject else ())
 
     async def open(self, partition: int, offset: int) -> JetStreamFeed:
         """Read a partition from an offset on.

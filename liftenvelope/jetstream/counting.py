@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from liftenvelope.errors import MessageNotFoundError
@@ -15,20 +15,26 @@ if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api
     from liftenvelope.jetstream.infos import ClusterInfo
 
-__all__ = ["count_from", "is_stored"]
+__all__ = ["at_sequence", "count_from", "is_stored"]
 
 #: Seconds after which the server deletes a consumer that could not be deleted.
 _INACTIVE: Final = 5.0
 
 
-async def count_from(stream: Stream, sequence: int, subjects: Sequence[str] = ()) -> int:
-    """Return the number of messages from a sequence on, as the stream's leader counts them.
+def at_sequence(sequence: int) -> dict[str, Any]:
+    """Return the part of a consumer's configuration that begins at a sequence, 1 or more."""
+    return {"deliver_policy": DeliverPolicy.BY_START_SEQUENCE, "opt_start_seq": sequence}
+
+
+async def count_from(stream: Stream, start: Mapping[str, Any], subjects: Sequence[str] = ()) -> int:
+    """Return the number of messages from a place on, as the stream's leader counts them.
 
     A consumer tells the number. Consumers are made until one is on the leader.
 
     Args:
         stream: The stream.
-        sequence: First sequence to count, 1 or more.
+        start: Place of the first message to count: the part of a consumer's configuration that says it, as
+            from :func:`at_sequence`.
         subjects: Only messages on these subjects; empty for all.
 
     Raises:
@@ -46,8 +52,7 @@ async def count_from(stream: Stream, sequence: int, subjects: Sequence[str] = ()
             num_replicas=1,
             inactive_threshold=_INACTIVE,
             filter_subjects=tuple(subjects),
-            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-            opt_start_seq=sequence,
+            **start,
         )
         consumer = await stream.create_consumer(config)
         info = consumer.cached_info
