@@ -172,7 +172,7 @@ test-dist-all: packaging  ## the same, and every extra with PySpark, and aarch64
 test-uvloop: servers  ## the tests of publishing, acks, fetches and the Liftbridge client with uvloop as every event loop
 	LIFTENVELOPE_TEST_LOOP=uvloop $(RUN) -m pytest -q -n 2 --dist loadfile $(ON_UVLOOP)
 
-test-dist-some: setup  ## the sdist, this machine's wheel and that of the twins: two minutes
+test-dist-some: packaging  ## the sdist, this machine's wheel and that of the twins: two minutes
 	$(RUN) -m pytest -q tests/packaging/test_distribution.py
 
 packaging: setup

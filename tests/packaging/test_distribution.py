@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -74,8 +75,8 @@ def test_wheel_has_types_extensions_and_data(distributions: Distributions) -> No
         "py.typed",
         "_native/_fastenv.pyi",
         "_native/_fastbatch.pyi",
+        "monitor/page/icon.svg",
         "monitor/page/index.html",
-        "monitor/page/uplot.LICENSE",
         "monitor/page/uplot.js",
         "testing/_servers/go.mod",
         "testing/_servers/go.sum",
@@ -85,6 +86,16 @@ def test_wheel_has_types_extensions_and_data(distributions: Distributions) -> No
     extensions = {name.split(".")[0] for name in names if name.endswith(".so")}
     assert extensions == {f"liftenvelope/_native/{source.stem}" for source in (ROOT / "src").glob("*.pyx")}
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "src/"))]
+    assert [
+        name for name in names if name.endswith(".dist-info/licenses/liftenvelope/monitor/page/uplot.LICENSE")
+    ]
+
+
+def test_wheels_have_what_package_indexes_expect(distributions: Distributions) -> None:
+    wheels = (distributions.native, distributions.twins)
+    command = (sys.executable, "-m", "check_wheel_contents", "--config", ROOT / "pyproject.toml", *wheels)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_wheel_of_twins_serves_every_machine(distributions: Distributions) -> None:
