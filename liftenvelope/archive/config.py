@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -45,6 +45,10 @@ _OF_STREAM: Final = {
 }  # fmt: skip
 #: Fields of Access that TOML has no value for.
 _NOT_IN_TOML: Final = {"address_map", "tls_server_name"}
+#: Options that are properties, with dots in their names and texts as values.
+_PROPERTIES: Final = ("catalog", "storage_options", "properties")
+#: Properties of REST catalogues that pyiceberg takes as tables.
+_TABLES_OF_REST: Final = {"auth", "ssl"}
 #: Options that hold credentials, and the names that these have in them.
 _WITH_SECRETS: Final = ("catalog", "storage_options")
 _CREDENTIAL: Final = re.compile(
@@ -173,7 +177,6 @@ def _without_credentials(options: Any) -> Any:
 
 
 def _option(name: str, value: Any) -> Any:
-    """Return one option. TOML reads the key ``s3.secret`` as a table ``s3`` with a key ``secret``."""
     return "***" if _CREDENTIAL.search(name) else _without_credentials(value)
 
 
@@ -297,7 +300,38 @@ def _target(where: str, table: Any) -> tuple[str, str, dict[str, Any]]:
         if key in _OF_STREAM:
             raise UsageError(f"{here} {key} is unknown: it is an option of [[pipeline]]")
     _check_options(here, kind, options)
+    for name in _PROPERTIES:
+        if isinstance(options.get(name), dict):
+            options[name] = _flat(f"{where} [pipeline.target.{name}]", options[name])
     return kind, location, options
+
+
+def _flat(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return properties by their full names.
+
+    TOML reads the key ``s3.region`` without quotes as a table ``s3`` with a key ``region``. The libraries
+    that write tables take texts, so numbers and booleans become texts.
+
+    Raises:
+        UsageError: A property is given with and without quotes.
+    """
+    found: dict[str, Any] = {}
+    for name, value in _named_properties(table):
+        if name in found:
+            raise UsageError(f'{where} {name} must be given once, got both {name} and "{name}"')
+        found[name] = value
+    return found
+
+
+def _named_properties(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and name not in _TABLES_OF_REST:
+            yield from _named_properties(value, f"{name}.")
+        elif isinstance(value, bool):
+            yield name, str(value).lower()
+        else:
+            yield name, str(value) if isinstance(value, int | float) else value
 
 
 def _check_options(where: str, kind: str, options: Mapping[str, Any]) -> None:

@@ -158,7 +158,8 @@ def archive(lake: Lake, folder: Path, *words: str) -> subprocess.CompletedProces
     lines = ["[[pipeline]]", 'name = "lake"', f'source = "{lake.url}"', f'stream = "{lake.stream}"']
     for title, table in (("target", target), *((f"target.{key}", value) for key, value in tables.items())):
         lines.append(f"[pipeline.{title}]")
-        lines += [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items()]
+        # Keys such as s3.endpoint stand there without quotes, as users write them.
+        lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
     config = folder / "pipeline.toml"
     config.write_text("\n".join(lines) + "\n")
     line = [sys.executable, "-m", "liftenvelope", "archive", "--config", str(config), *words]

@@ -215,9 +215,55 @@ s3.secret-access-key = "hidden"
         "type": "sql", "uri": "postgresql://db/lake", "credential": "***", "token": "***"
     }  # fmt: skip
     assert named["catalog"] == "lake"
-    # An unquoted key with a dot is a table in TOML.
     assert nested["catalog"] == {
-        "type": "rest", "pwd": "***", "uris": ["https://one/", "https://two/"], "verify": False,
-        "s3": {"region": "eu", "secret-access-key": "***"},
+        "type": "rest", "pwd": "***", "uris": ["https://one/", "https://two/"], "verify": "false",
+        "s3.region": "eu", "s3.secret-access-key": "***",
     }  # fmt: skip
     assert config.pipelines[0].options["storage_options"]["AWS_SECRET_ACCESS_KEY"] == "hidden"
+
+
+ICEBERG = f"""{PIPELINE}
+[pipeline.target]
+kind = "iceberg"
+table = "db.t"
+"""
+
+
+def test_properties_with_dots_need_no_quotes(tmp_path: Path) -> None:
+    text = """
+properties = { write.target-file-size-bytes = 1000000, "write.format.default" = "parquet" }
+[pipeline.target.catalog]
+type = "rest"
+s3.endpoint = "http://minio:9000"
+s3.force-virtual-addressing = true
+s3.connect-timeout = 2.5
+"s3.region" = "eu"
+auth.type = "oauth2"
+auth.oauth2 = { client_id = "me", expires_in = 60 }
+ssl.client = { cert = "c.pem", key = "k.pem" }
+"""
+    (pipeline,) = read_archive_config(write(tmp_path, ICEBERG + text)).pipelines
+    assert pipeline.options["properties"] == {
+        "write.target-file-size-bytes": "1000000", "write.format.default": "parquet"
+    }  # fmt: skip
+    assert pipeline.options["catalog"] == {
+        "type": "rest", "s3.endpoint": "http://minio:9000", "s3.force-virtual-addressing": "true",
+        "s3.connect-timeout": "2.5", "s3.region": "eu",
+        # pyiceberg takes these two as tables.
+        "auth": {"type": "oauth2", "oauth2": {"client_id": "me", "expires_in": 60}},
+        "ssl": {"client": {"cert": "c.pem", "key": "k.pem"}},
+    }  # fmt: skip
+
+
+def test_property_is_given_once(tmp_path: Path) -> None:
+    text = """
+[pipeline.target.catalog]
+s3.region = "eu"
+"s3.region" = "us"
+"""
+    with pytest.raises(UsageError) as caught:
+        read_archive_config(write(tmp_path, ICEBERG + text))
+    assert str(caught.value).endswith(
+        '[[pipeline]] orders: [pipeline.target.catalog] s3.region must be given once, got both s3.region and '
+        '"s3.region"'
+    )
