@@ -67,6 +67,12 @@ if TYPE_CHECKING:
     "--dead-letter", metavar="STREAM", help="With --payload: store messages that do not fit in this stream."
 )
 @click.option("--dead-letter-subject", metavar="SUBJECT", help="JetStream: subject of the dead letters.")
+@click.option(
+    "--start-row",
+    default=0,
+    type=click.IntRange(min=0),
+    help="With --payload arrow, and an offset in --start: first row of that message, to go on inside it.",
+)
 @click.option("--follow", is_flag=True, help="Keep waiting for new messages; lines of JSON only.")
 @click.option("--json", "as_json", is_flag=True, help="Print lines of JSON: what --to - does anyway.")
 @click.option("--rotate-rows", type=int, help="With a folder: maximum number of rows in a file.")
@@ -108,6 +114,8 @@ def read(
             raise click.UsageError(f"{text}, and write lines of JSON")
         fail_cleanly(lambda: _print(source, stream, to, how, limit, follow=True))
     elif _is_folder(to):
+        if how.pop("start_row"):
+            raise click.UsageError("--start-row needs a file or -: a folder gets messages as a whole")
         if limit is not None:
             raise click.UsageError("--limit needs a file or -: a folder gets what is new in the stream")
         fail_cleanly(lambda: _archive(source, stream, to, how | rotation))

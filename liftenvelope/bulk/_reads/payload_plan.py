@@ -122,15 +122,20 @@ class PayloadPlan:
         )
 
 
-def passed_rows(typed: PayloadPlan | None, request: ReadRequest, start_row: int) -> tuple[int, int] | None:
+def passed_rows(request: ReadRequest, start_row: int, *, packed: bool) -> tuple[int, int] | None:
     """Check the option ``start_row``; return the offset of the first message and the rows to leave out of it.
+
+    Args:
+        request: The read.
+        start_row: The option.
+        packed: True if a message carries any number of rows.
 
     Raises:
         UsageError: The read does not begin at an offset of one partition, or no message carries many rows.
     """
     if not as_count("start_row", start_row, 0):
         return None
-    if typed is None or not typed.packed:
+    if not packed:
         text = "start_row must be 0 unless messages carry many rows, as with payload='arrow'"
         raise UsageError(f"{text}, got {start_row}")
     start = request.start

@@ -140,7 +140,7 @@ def read(
     )
     check_calls(on_gap, progress)
     typed = plan_payload(payload, on_bad, columns, envelope, request.source, stream, access)
-    passed = passed_rows(typed, request, start_row)
+    passed = passed_rows(request, start_row, packed=typed is not None and typed.packed)
     plan = make_plan(
         columns if typed is None else typed.reading,
         envelope,
@@ -222,7 +222,7 @@ def tail(
     )
     check_calls(on_gap, progress)
     typed = plan_payload(payload, on_bad, columns, envelope, request.source, stream, access)
-    passed = passed_rows(typed, request, start_row)
+    passed = passed_rows(request, start_row, packed=typed is not None and typed.packed)
     plan = make_plan(
         columns if typed is None else typed.reading,
         envelope,

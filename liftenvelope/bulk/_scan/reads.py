@@ -28,6 +28,7 @@ class ScanReads:
         envelope: As for :func:`liftenvelope.bulk.read`.
         schema: Arrow schema of all columns.
         payload: Decoding of the values; None for the bytes as they are.
+        passed: Offset of the first message, and the number of its rows to leave out.
     """
 
     def __init__(
@@ -36,10 +37,12 @@ class ScanReads:
         envelope: EnvelopeMode,
         schema: pa.Schema,
         payload: ScanPayload | None = None,
+        passed: tuple[int, int] | None = None,
     ) -> None:
         self._request = request
         self._envelope: EnvelopeMode = envelope
         self._payload = payload
+        self._passed = passed
         self.schema: pa.Schema = schema
 
     @property
@@ -98,5 +101,5 @@ class ScanReads:
         if subjects is not None and not subjects.filters:
             spans = []
         opened.filter_by(subjects if spans else None, whole=False)
-        decoder = None if typed is None else typed.decoder(opened, spans, plan)
+        decoder = None if typed is None else typed.decoder(opened, spans, plan, passed=self._passed)
         return self._request.start_reader(opened, spans, plan, decoder=decoder)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from liftenvelope.bulk._engine.plan import OnRetention, make_plan
 from liftenvelope.bulk._engine.schema import EnvelopeMode, choose_columns, make_schema
 from liftenvelope.bulk._notebook import html_schema
+from liftenvelope.bulk._reads.payload_plan import passed_rows
 from liftenvelope.bulk._reads.request import read_request
 from liftenvelope.bulk._reads.selection import Via
 from liftenvelope.bulk._scan.payload import scan_payload
@@ -16,7 +17,7 @@ from liftenvelope.bulk.access import Access, Source
 from liftenvelope.bulk.narrowing import Narrowing
 from liftenvelope.bulk.ranges import Stop
 from liftenvelope.client.positions import Start
-from liftenvelope.payload import PayloadChoice
+from liftenvelope.payload import PayloadChoice, as_payload
 
 if TYPE_CHECKING:
     import polars as pl
@@ -86,6 +87,7 @@ def scan(
     envelope: EnvelopeMode = "none",
     payload: PayloadChoice = None,
     on_bad: Literal["fail", "column"] = "fail",
+    start_row: int = 0,
     parallel: int | None = None,
     via: Via = "auto",
     on_retention: OnRetention = "raise",
@@ -108,6 +110,7 @@ def scan(
             payload, and with ``payload="arrow"`` also ``row``.
         on_bad: As for :func:`read`, except for dead letters: each query would write them. A query fails only
             at a bad message that it reads.
+        start_row: As for :func:`read`.
         parallel: As for :func:`read`.
         via: As for :func:`read`.
         on_retention: As for :func:`read`.
@@ -137,6 +140,8 @@ def scan(
     )
     names = choose_columns(None, envelope)
     make_plan(names, envelope, 1, 1, on_retention, unsigned=False)  # checks the options
-    typed = scan_payload(payload, on_bad, envelope, request)
+    kind = as_payload(payload)
+    passed = passed_rows(request, start_row, packed=kind is not None and kind.packed)
+    typed = scan_payload(kind, on_bad, envelope, request)
     schema = make_schema(names, unsigned=request.is_jetstream) if typed is None else typed.schema
-    return Scan(ScanReads(request, envelope, schema, typed))
+    return Scan(ScanReads(request, envelope, schema, typed, passed))

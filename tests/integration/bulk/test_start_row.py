@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import duckdb
+import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -52,6 +54,21 @@ def test_rows_beyond_the_message_are_passed(server: NatsServer) -> None:
 def test_parallel_read_passes_the_rows_of_one_message(server: NatsServer) -> None:
     found = bulk.read(server.url, "ROWS", payload="arrow", start=2, start_row=4, parallel=3).read_all()
     assert sorted(found["id"].to_pylist()) == list(range(2 * PACKED + 4, COUNT))
+
+
+def test_scan_resumes_inside_a_message(server: NatsServer) -> None:
+    scan = bulk.scan(server.url, "ROWS", payload="arrow", start=2, start_row=4)
+    rest = list(range(2 * PACKED + 4, COUNT))
+    assert scan.to_arrow(["id"]).read_all()["id"].to_pylist() == rest
+    lazy = scan.to_polars()
+    assert lazy.select(pl.len()).collect().item() == len(rest)
+    assert lazy.filter(pl.col("offset") < 3).select("row", "id").collect().rows() == [
+        (row, 2 * PACKED + row) for row in range(4, PACKED)
+    ]
+    assert lazy.filter(pl.col("offset") >= 3).select("id").collect()["id"].to_list() == rest[PACKED - 4 :]
+    with duckdb.connect() as db:
+        db.register("orders", scan.to_dataset())
+        assert db.execute("SELECT min(id), count(*) FROM orders").fetchall() == [(rest[0], len(rest))]
 
 
 def test_tail_resumes_inside_a_message(server: NatsServer) -> None:
@@ -103,7 +120,7 @@ def test_partition_of_liftbridge(gateway_server: LiftbridgeCluster, name: str) -
     ],
 )
 def test_arguments(options: dict[str, Any], text: str) -> None:
-    for call in (bulk.read, bulk.tail):
+    for call in (bulk.read, bulk.tail, bulk.scan):
         given = {"start": "earliest", "start_row": 5, **options}
         with pytest.raises(UsageError, match=text):
             call("nats://127.0.0.1:1", "x", **given)

@@ -144,6 +144,34 @@ def test_json_object_has_the_options_of_a_format(url: str, name: str) -> None:
     assert rows_of(done) == [{"id": 1, "extra": '{"more":true}'}]
 
 
+def test_read_goes_on_inside_a_message(url: str, name: str, tmp_path: Path) -> None:
+    bulk.write(url, name, pa.table({"id": range(7)}), subject=f"{name}.x", payload="arrow", pack_rows=3)
+    options = ("--url", url, "--payload", "arrow")
+    *_, last = rows_of(run("read", name, *options, "--limit", "5"))
+    assert last == {"offset": 1, "row": 1, "id": 4}
+    place = ("--start", str(last["offset"]), "--start-row", str(last["row"] + 1))
+    assert [row["id"] for row in rows_of(run("read", name, *options, *place))] == [5, 6]
+    done = run("read", name, *options, *place, "--follow", "--limit", "2")
+    assert [row["id"] for row in rows_of(done)] == [5, 6]
+    run("read", name, *options, *place, "--to", f"{tmp_path}/rest.parquet")
+    assert pq.read_table(tmp_path / "rest.parquet")["id"].to_pylist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--start", "1"], "--start-row must be 0 unless messages carry many rows"),
+        (["--payload", "arrow"], "--start must be an offset of at least 0"),
+        (["--payload", "arrow", "--start", "1", "--to", "rows/"], "--start-row needs a file or -"),
+        (["--payload", "arrow", "--start", "1", "--start-row", "-1"], "-1 is not in the range x>=0"),
+    ],
+)
+def test_wrong_rows_to_start_at(words: list[str], text: str) -> None:
+    done = run("read", "x", "--url", "nats://127.0.0.1:1", "--start-row", "2", *words)
+    assert done.exit_code == 2, done.output
+    assert text in " ".join(done.output.split())
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

@@ -264,6 +264,6 @@ s3.region = "eu"
     with pytest.raises(UsageError) as caught:
         read_archive_config(write(tmp_path, ICEBERG + text))
     assert str(caught.value).endswith(
-        '[[pipeline]] orders: [pipeline.target.catalog] s3.region must be given once, got both s3.region and '
+        "[[pipeline]] orders: [pipeline.target.catalog] s3.region must be given once, got both s3.region and "
         '"s3.region"'
     )
