@@ -89,7 +89,9 @@ class LetterBox:
         Raises:
             LiftEnvelopeError: As for :func:`write`.
         """
-        headers = [list(self._headers(row, why)) for row, why in zip(rows.to_pylist(), reasons, strict=True)]
+        # No other columns: without pandas, pyarrow has no Python value for a time in nanoseconds.
+        places = rows.select(["headers", "partition", "offset"]).to_pylist()
+        headers = [list(self._headers(row, why)) for row, why in zip(places, reasons, strict=True)]
         table = pa.table({"value": rows["value"], "headers": pa.array(headers, HEADERS)})
         if self._envelope or not self._is_nats:
             table = table.append_column("key", rows["key"])

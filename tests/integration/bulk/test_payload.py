@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import nats
@@ -192,6 +195,27 @@ class TestBadMessages:
         bulk.read(url, stream, payload="json", envelope="strip", on_bad=letter).read_all()
         (found,) = bulk.read(url, dead, envelope="strip", columns=["key", "value"]).read_all().to_pylist()
         assert found == {"key": b"k", "value": b"oops"}
+
+    def test_dead_letters_need_no_pandas(
+        self, url: str, stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        dead = f"{stream}-dead"
+        make_stream(url, dead)
+        write(url, stream, pa.table({"value": [b"oops"] * 20}))
+        (tmp_path / "pandas.py").write_text("raise ImportError")
+        program = f"""
+from liftenvelope import bulk
+
+letter = bulk.DeadLetter(stream="{dead}", subject="{dead}.x")
+columns = ["timestamp", "offset"]
+print(bulk.read("{url}", "{stream}", payload="json", columns=columns, on_bad=letter).read_all().num_rows)
+"""
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        done = subprocess.run(
+            [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=120
+        )
+        assert done.stdout == "0\n", done.stderr
+        assert bulk.count(url, dead) == 20
 
     def test_no_row_is_handed_out_if_a_dead_letter_is_not_stored(
         self, url: str, stream: str, mixed: tuple[list[bytes], list[int]]
