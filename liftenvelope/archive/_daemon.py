@@ -12,6 +12,7 @@ from typing import Any, Final
 from liftenvelope._backoff import Backoff
 from liftenvelope._secrets import without_secrets
 from liftenvelope.archive._event_log import (
+    PipelineCommitted,
     PipelineFailed,
     PipelineMaintained,
     PipelineRecovered,
@@ -21,7 +22,7 @@ from liftenvelope.archive._event_log import (
 )
 from liftenvelope.archive._state import PipelineState, readiness
 from liftenvelope.archive.config import ArchiveConfig, PipelineConfig
-from liftenvelope.bulk import Progress
+from liftenvelope.bulk import Progress, TableWritten
 from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.gateway.http_endpoint import serving_http
 from liftenvelope.gateway.notify import notify
@@ -139,10 +140,12 @@ class ArchiveDaemon:
     async def _write(self, pipeline: PipelineConfig, state: PipelineState) -> None:
         began, failed_before = time.monotonic(), state.failures_in_a_row
         done = await _in_thread(lambda: pipeline.write(lambda seen: self._note(state, seen)), pipeline.name)
-        rows, nbytes, files = done.rows, getattr(done, "bytes", 0), len(getattr(done, "files", ()))
-        state.succeeded(rows, nbytes, time.time())
-        if rows:
-            logged(PipelineWrote(pipeline.name, rows, nbytes, files, time.monotonic() - began))
+        seconds, is_table = time.monotonic() - began, isinstance(done, TableWritten)
+        state.succeeded(done.rows, 0 if is_table else done.bytes, time.time())
+        if done.rows and is_table:
+            logged(PipelineCommitted(pipeline.name, done.rows, done.commits, seconds))
+        elif done.rows:
+            logged(PipelineWrote(pipeline.name, done.rows, done.bytes, len(done.files), seconds))
         if failed_before:
             logged(PipelineRecovered(pipeline.name, failed_before))
 

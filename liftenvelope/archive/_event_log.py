@@ -10,6 +10,7 @@ from typing import Final
 from liftenvelope._logs import event_logger, log_event
 
 __all__ = [
+    "PipelineCommitted",
     "PipelineFailed",
     "PipelineMaintained",
     "PipelineRecovered",
@@ -21,12 +22,22 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PipelineWrote:
-    """A run has added rows."""
+    """A run has added rows to an archive."""
 
     pipeline: str
     rows: int
     bytes: int
     files: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineCommitted:
+    """A run has added rows to a table."""
+
+    pipeline: str
+    rows: int
+    commits: int
     seconds: float
 
 
@@ -69,6 +80,10 @@ _LINES: Final[Mapping[type, tuple[int, str]]] = {
     PipelineWrote: (
         logging.INFO,
         "pipeline %(pipeline)s wrote %(rows)d rows in %(files)d files, %(bytes)d bytes, in %(seconds).1f s",
+    ),
+    PipelineCommitted: (
+        logging.INFO,
+        "pipeline %(pipeline)s wrote %(rows)d rows in %(commits)d commits, in %(seconds).1f s",
     ),
     PipelineFailed: (
         logging.WARNING,

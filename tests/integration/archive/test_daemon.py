@@ -233,9 +233,12 @@ def test_documented_dead_letters_are_in_a_table_of_their_own(url: str, name: str
         text = text.replace(written, meant)
     config = tmp_path / "pipeline.toml"
     config.write_text(text)
+    lines = ""
     for _ in range(2):  # the pipelines run at the same time
         done = command("--config", str(config), "--once")
         assert done.returncode == 0, done.stderr
+        lines += done.stderr
+    assert "pipeline orders wrote 8 rows in 1 commits, in " in lines
     good = DeltaTable(tmp_path / "orders").to_pyarrow_table()
     assert sorted(good["id"].to_pylist()) == [at for at in range(10) if at not in (3, 7)]
     with duckdb.connect() as connection:
