@@ -193,7 +193,8 @@ class _ArchivedRows:
         self._files = _chain(place, partition)
         if not self._files:
             text = f"archive must have files of partition {partition} of stream {stream!r}, got none"
-            raise UsageError(f"{text}; the folder of a backup needs restore_backup")
+            hint = "name the stream of the archive by archived_stream, or restore a backup by restore_backup"
+            raise UsageError(f"{text}: {hint}")
         columns = self._reading(self._files[0]).columns
         for column in _NEEDED if subject is None else _NEEDED[:2]:
             if column not in columns:
