@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
-from liftenvelope.errors import StreamNotFoundError, UsageTypeError
+from liftenvelope.errors import JetStreamError, StreamNotFoundError, UsageTypeError
 from liftenvelope.jetstream import _consumer_requests as requests
 from liftenvelope.jetstream import listing
 from liftenvelope.jetstream._advisories import Advisories
@@ -26,7 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = ["JetStream"]
 
-_STREAM_NOT_FOUND = 10059
+_STREAM_NOT_FOUND: Final = 10059
+#: Error number of the answer to a creation that finds no folder for streams, and the seconds before each
+#: further attempt. A moment after it has deleted the last stream of an account, nats-server removes the empty
+#: folder, even while it makes a new stream there (server/stream.go, 2.10 to 2.15). Nothing is created then.
+_NO_STORE: Final = 10049
+_PAUSES: Final = (0.02, 0.1, 0.5)
 
 
 class JetStream(Publishing):
@@ -86,6 +92,9 @@ class JetStream(Publishing):
     async def create_stream(self, config: StreamConfig, *, timeout: float | None = None) -> Stream:
         """Create a stream. If the stream exists with the same configuration, return it.
 
+        If the server lacks the folder of its streams, as for a moment after it has deleted the last one, the
+        request is repeated.
+
         Args:
             config: Configuration of the stream.
             timeout: Seconds to wait. Default: the timeout of the context.
@@ -96,6 +105,13 @@ class JetStream(Publishing):
             InvalidConfigError: The server rejects the configuration.
             ResourcesExceededError: The server or the account has no room for the stream.
         """
+        for pause in _PAUSES:
+            try:
+                return await self._put_stream("CREATE", config, timeout)
+            except JetStreamError as exc:
+                if exc.err_code != _NO_STORE:
+                    raise
+            await asyncio.sleep(pause)
         return await self._put_stream("CREATE", config, timeout)
 
     async def update_stream(self, config: StreamConfig, *, timeout: float | None = None) -> Stream:

@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from nats.aio.client import Client
@@ -191,6 +194,35 @@ class TestConfig:
         with pytest.raises(StreamNameInUseError) as caught:
             await js.create_stream(replace(config, max_msgs=5))
         assert (caught.value.code, caught.value.err_code) == (400, 10058)
+
+    async def test_created_right_after_the_last_stream_was_deleted(self) -> None:
+        """Before creations were repeated, 5 of 3,000 failed: the server removed the folder of streams."""
+        with run_nats_server(jetstream=True) as server:
+            nc = await connect(server.url)
+            js = JetStream(nc, timeout=60)
+            for number in range(500):
+                await js.create_stream(StreamConfig(name=f"{number}"))
+                await js.delete_stream(f"{number}")
+            await nc.close()
+
+    @pytest.mark.parametrize(("answers", "is_created"), [(1, True), (3, True), (4, False)])
+    async def test_created_without_a_folder_for_streams(
+        self, js: JetStream, name: str, answers: int, *, is_created: bool
+    ) -> None:
+        """The answers are fakes of those that the server was seen to give in the race above."""
+        ask, asked = js.api.request_as, count(1)
+
+        async def ask_late(*arguments: Any, **options: Any) -> Any:
+            if next(asked) <= answers:
+                raise JetStreamError(500, "error creating store for stream", 10049)
+            return await ask(*arguments, **options)
+
+        with patch.object(js.api, "request_as", ask_late):
+            if is_created:
+                assert (await js.create_stream(StreamConfig(name=name))).cached_info.did_create
+            else:
+                with pytest.raises(JetStreamError, match="error creating store"):
+                    await js.create_stream(StreamConfig(name=name))
 
     async def test_updated(self, js: JetStream, name: str) -> None:
         with pytest.raises(StreamNotFoundError):
