@@ -50,6 +50,35 @@ async def test_nats_py_still_raises_a_cancellation_that_nobody_asked_for(reconne
     assert not task.cancelling()
 
 
+@pytest.mark.parametrize("is_back", [False, True])
+async def test_reconnection_that_loses_its_cancellation_ends(
+    is_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faked: ``asyncio.wait_for`` of Python 3.11 forgets a cancellation that comes with the result."""
+    before = asyncio.all_tasks()
+    with run_nats_server() as server:
+        nc = await connect(server.url)
+        connect_again, began, losses = nc._select_next_server, asyncio.Event(), iter([1])
+
+        async def lose_a_cancellation() -> None:
+            began.set()
+            try:
+                await (connect_again() if nc.is_closed else asyncio.Event().wait())
+            except asyncio.CancelledError:
+                if not next(losses, 0):
+                    raise
+                await connect_again()
+
+        monkeypatch.setattr(nc, "_select_next_server", lose_a_cancellation)
+        server.kill()
+        await began.wait()
+        if is_back:
+            server.start()
+        await close_connection(nc)
+        assert nc.is_closed
+        await until(lambda: asyncio.all_tasks() <= before)
+
+
 async def test_cancellation_of_the_caller_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Faked: a close that does not end."""
     nc, closing = Client(), asyncio.Event()
