@@ -9,10 +9,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope.cli._groups import Aim, Reset, ResetOutcome
-from liftenvelope.errors import CallTimeoutError, GroupError, TransportError, UsageError
+from liftenvelope.errors import (
+    CallTimeoutError,
+    GroupError,
+    MessageNotFoundError,
+    TransportError,
+    UsageError,
+)
 from liftenvelope.group import GroupClient, JetStreamTopic, JetStreamTopicSource
 from liftenvelope.group.bounds import clamped
 from liftenvelope.jetstream import DeliverPolicy, JetStream
+from liftenvelope.jetstream.counting import first_sequence
 from liftenvelope.monitor.groups import GroupDescription, GroupOverview, GroupPartition
 
 if TYPE_CHECKING:
@@ -142,14 +149,13 @@ class NatsGroups:
             return oldest if aim == "earliest" else end
         place = spec.places[partition]
         stream = await self._js.stream(place.stream)
-        consumer = stream.ordered_consumer(
-            filter_subjects=[place.subject] if place.subject else [],
-            deliver_policy=DeliverPolicy.BY_START_TIME,
-            opt_start_time=aim,
-            headers_only=True,
-        )
-        first = await consumer.fetch_no_wait(1)
-        return first[0].metadata.stream_sequence - 1 if first else end
+        time = {"deliver_policy": DeliverPolicy.BY_START_TIME, "opt_start_time": aim}
+        begin = await first_sequence(stream, time)
+        try:
+            first = await stream.get_message(begin, next_by_subject=place.subject or ">", direct=False)
+        except MessageNotFoundError:
+            return end
+        return first.sequence - 1
 
     async def reset(self, name: str, plan: Sequence[Reset]) -> list[Reset]:
         """Make changes by one request, and return each with its outcome and the offset that was set.

@@ -21,7 +21,7 @@ _PAUSE: Final = 0.1
 async def up_to_newest(
     stream: Stream, start: Mapping[str, Any], subjects: Sequence[str]
 ) -> AsyncGenerator[Message, None]:
-    """Iterate over the messages up to the one that was the newest when the stream's info was read.
+    """Iterate over the messages up to the one that is the newest now.
 
     A consumer may be on a replica that lags, so only the leader tells that none is left.
 
@@ -32,7 +32,7 @@ async def up_to_newest(
     """
     from liftenvelope.jetstream.counting import at_sequence, count_from
 
-    end = stream.cached_info.state.last_seq
+    end = (await stream.info()).state.last_seq
     while True:
         consumer = stream.ordered_consumer(filter_subjects=subjects, **start)
         while batch := await consumer.fetch_no_wait(_FETCH):

@@ -121,17 +121,23 @@ async def _jetstream(
 
 
 async def _place_of(stream: Stream, start: Any, subjects: Sequence[str]) -> dict[str, Any]:
-    """Return the part of a consumer's configuration that begins at the start of the command line."""
-    from liftenvelope.jetstream import DeliverPolicy
-    from liftenvelope.jetstream.counting import at_sequence
+    """Return the part of a consumer's configuration that begins at the start of the command line.
 
-    if isinstance(start, str):
-        words = {"earliest": DeliverPolicy.ALL, "latest": DeliverPolicy.LAST, "new": DeliverPolicy.NEW}
-        return {"deliver_policy": words[start]}
+    The leader resolves it to a sequence: on a replica that lags, older messages would come first.
+    """
+    from liftenvelope.jetstream import DeliverPolicy
+    from liftenvelope.jetstream.counting import at_sequence, first_sequence
+
     if isinstance(start, int):
         return at_sequence(max(start, 1) if start >= 0 else await sequence_of_last(stream, -start, subjects))
-    moment = datetime.now(UTC) - start if isinstance(start, timedelta) else start
-    return {"deliver_policy": DeliverPolicy.BY_START_TIME, "opt_start_time": moment}
+    place: dict[str, Any]
+    if isinstance(start, str):
+        words = {"earliest": DeliverPolicy.ALL, "latest": DeliverPolicy.LAST, "new": DeliverPolicy.NEW}
+        place = {"deliver_policy": words[start]}
+    else:
+        moment = datetime.now(UTC) - start if isinstance(start, timedelta) else start
+        place = {"deliver_policy": DeliverPolicy.BY_START_TIME, "opt_start_time": moment}
+    return place if start == "earliest" else at_sequence(await first_sequence(stream, place, subjects))
 
 
 def _note(event: PullEvent) -> None:

@@ -233,6 +233,9 @@ class OrderedConsumer:
     async def fetch_no_wait(self, max_messages: int) -> Batch:
         """Fetch the messages that are available now.
 
+        In a cluster, these are the messages of one replica, which may lag behind the leader: an empty batch
+        does not prove that the stream has none.
+
         Args:
             max_messages: Maximum number of messages.
 

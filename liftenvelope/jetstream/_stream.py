@@ -218,6 +218,8 @@ class Stream:
     ) -> AsyncIterator[StoredMessage]:
         """Read consecutive messages by one direct request (ADR-31; server 2.11, ``allow_direct``).
 
+        Any replica may answer, also one that lags: the newest messages may be missing.
+
         Args:
             batch: Maximum number of messages.
             sequence: First sequence. Default: the first message.

@@ -1,4 +1,4 @@
-"""Tells how many messages a stream has from a sequence on, and whether it has any, as its leader knows."""
+"""Tells where a consumer of a stream begins and how many messages it has, as the stream's leader knows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from liftenvelope.jetstream.lagging import LeaderSearch
 if TYPE_CHECKING:
     from liftenvelope.jetstream._stream import Stream
     from liftenvelope.jetstream.api import Api
-    from liftenvelope.jetstream.infos import ClusterInfo
+    from liftenvelope.jetstream.infos import ClusterInfo, ConsumerInfo
 
-__all__ = ["at_sequence", "count_from", "is_stored"]
+__all__ = ["at_sequence", "count_from", "first_sequence", "is_stored"]
 
 #: Seconds after which the server deletes a consumer that could not be deleted.
 _INACTIVE: Final = 5.0
@@ -29,8 +29,6 @@ def at_sequence(sequence: int) -> dict[str, Any]:
 async def count_from(stream: Stream, start: Mapping[str, Any], subjects: Sequence[str] = ()) -> int:
     """Return the number of messages from a place on, as the stream's leader counts them.
 
-    A consumer tells the number. Consumers are made until one is on the leader.
-
     Args:
         stream: The stream.
         start: Place of the first message to count: the part of a consumer's configuration that says it, as
@@ -41,6 +39,31 @@ async def count_from(stream: Stream, start: Mapping[str, Any], subjects: Sequenc
         TransportError: The server placed no consumer on the leader.
         LiftEnvelopeError: JetStream did not answer, or refused a request.
     """
+    return (await _on_leader(stream, start, subjects)).num_pending
+
+
+async def first_sequence(stream: Stream, start: Mapping[str, Any], subjects: Sequence[str] = ()) -> int:
+    """Return the sequence at which a consumer on the stream's leader begins.
+
+    A consumer on a replica that lags takes an older message for the last one, or for the first after a time.
+
+    Args:
+        stream: The stream.
+        start: The part of a consumer's configuration that says where to begin.
+        subjects: Only messages on these subjects; empty for all.
+
+    Returns:
+        1 or more. The message with this sequence need not match, and need not exist yet.
+
+    Raises:
+        TransportError: The server placed no consumer on the leader.
+        LiftEnvelopeError: JetStream did not answer, or refused a request.
+    """
+    return (await _on_leader(stream, start, subjects)).delivered.stream_seq + 1
+
+
+async def _on_leader(stream: Stream, start: Mapping[str, Any], subjects: Sequence[str]) -> ConsumerInfo:
+    """Return the info of a new consumer on the leader: consumers are made and deleted until one is there."""
     search = LeaderSearch(stream.name)
     while True:
         if search.needs_leader:
@@ -58,7 +81,7 @@ async def count_from(stream: Stream, start: Mapping[str, Any], subjects: Sequenc
         info = consumer.cached_info
         await stream.delete_consumer(consumer.name)
         if search.accepts(_server_of(info.cluster)):
-            return info.num_pending
+            return info
 
 
 async def is_stored(api: Api, stream: str, first: int, last: int) -> bool:
