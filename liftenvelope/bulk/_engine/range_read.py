@@ -182,7 +182,7 @@ class RangeRead(ABC):
 
     def _hand_out(self, *, block: bool) -> None:
         """Hand out ready pieces: all of them if ``block``, otherwise as many as the queue has room for."""
-        if self._gaps:
+        if self._must_check():
             self._check_gaps()
         while self._ready:
             if block:
@@ -197,6 +197,9 @@ class RangeRead(ABC):
         while self._ready:
             self._outlet.put(self._ready[0])
             self._ready.popleft()
+
+    def _must_check(self) -> bool:
+        return bool(self._gaps)
 
     def _check_gaps(self) -> None:
         """Raise RetentionError if retention caused a gap and the policy is "raise"."""

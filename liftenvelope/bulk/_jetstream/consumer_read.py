@@ -14,7 +14,7 @@ from liftenvelope import _native
 from liftenvelope._backoff import pause_before
 from liftenvelope.bulk._engine.plan import retention_error
 from liftenvelope.bulk._engine.range_read import RangeRead
-from liftenvelope.bulk._jetstream.filter_gaps import FilterGaps, Suspect
+from liftenvelope.bulk._jetstream.filter_gaps import FilterGaps
 from liftenvelope.bulk._jetstream.pulls import PullsInFlight
 from liftenvelope.bulk._jetstream.requests import new_name, pending, start_at
 from liftenvelope.errors import (
@@ -133,7 +133,8 @@ class ConsumerRead(RangeRead):
         """Create a consumer at the next offset, if the stream reaches it.
 
         Only the leader knows that no message is left. So a consumer of another server that has none is
-        replaced.
+        replaced. So is any other one of a filtered tail: messages that its server does not know yet may be
+        lost, although none is left to deliver.
 
         Returns:
             The end of the stream, and whether the leader counted what the consumer has to deliver.
@@ -142,6 +143,7 @@ class ConsumerRead(RangeRead):
             TransportError: The server placed no consumer on the leader.
         """
         search, end = LeaderSearch(self._source.stream), -1
+        is_tail = self._source.filters and self._span.stop < 0 and self._plan.on_retention == "raise"
         while True:
             if search.needs_leader:
                 end, search.leader = self._check_end(link)
@@ -149,7 +151,7 @@ class ConsumerRead(RangeRead):
             self._consumer, self._made_at = new_name(), time.monotonic()
             self._left, server = self._source.make_consumer(self._consumer, self._next, self._outlet)
             is_current = search.accepts(server)
-            if self._left or is_current:
+            if is_current or (self._left and not is_tail):
                 return end, is_current
 
     def _check_end(self, link: NatsSocket) -> tuple[int, str]:
@@ -346,6 +348,9 @@ class ConsumerRead(RangeRead):
 
     # Gaps
 
+    def _must_check(self) -> bool:
+        return super()._must_check() or self._skips.is_due(self._flushed)
+
     def _check_gaps(self) -> None:
         """Raise RetentionError if retention took messages that match, and the policy is "raise"."""
         source = self._source
@@ -356,20 +361,25 @@ class ConsumerRead(RangeRead):
         if self._plan.on_retention != "raise":
             return
         oldest, age = source.oldest_and_age()
-        suspects = self._skips.pass_over(gaps, oldest)
-        if suspects and not source.may_have_holes():
-            for suspect in suspects:
-                if self._is_lost(suspect, age):
-                    raise retention_error(source.stream, self._span.partition, suspect.start, oldest)
+        later = self._skips.pass_over(gaps, self._flushed, oldest)
+        lost = self._lost_of_backlog()
+        if lost is None and later is not None and self._skips.may_have_lost(time.monotonic(), age):
+            lost = later
+        if lost is not None and not source.may_have_holes():
+            raise retention_error(source.stream, self._span.partition, lost, oldest)
 
-    def _is_lost(self, suspect: Suspect, oldest_age: float) -> bool:
-        if self._skips.is_stored_later(suspect):
-            return self._skips.may_have_lost(time.monotonic(), oldest_age)
-        # Later messages first: a message that is stored in between must not look lost.
-        end = self._skips.end_after(suspect)
-        later = 0 if end is None else self._count_from(end)
-        left = 0 if end is None else self._count_from(suspect.stop) - later
-        return self._skips.has_lost(suspect, left)
+    def _lost_of_backlog(self) -> int | None:
+        """Return the start of the gap in which messages were lost that were stored when the read began."""
+        skips, left = self._skips, 0
+        if (suspect := skips.suspect) is None:
+            return None
+        if (between := skips.to_count()) is not None:
+            # Later messages first: a message that is stored in between must not look lost.
+            later = self._count_from(between[1])
+            left = self._count_from(between[0]) - later
+        if skips.is_complete(left) or not skips.has_lost(self._source.oldest_and_age()[0]):
+            return None
+        return suspect
 
 
 def _end_and_leader(answer: dict[str, Any]) -> tuple[int, str]:

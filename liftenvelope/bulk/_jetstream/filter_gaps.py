@@ -3,24 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-__all__ = ["FilterGaps", "Suspect"]
-
-
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    """A gap of a filtered read that begins before the oldest message of the stream.
-
-    Attributes:
-        start: First offset of the gap.
-        stop: Offset after the gap.
-        rows: Number of messages that the read got before the gap.
-    """
-
-    start: int
-    stop: int
-    rows: int
+__all__ = ["FilterGaps"]
 
 
 class FilterGaps:
@@ -30,8 +14,10 @@ class FilterGaps:
     may have been in it, and retention was faster than the read. The subjects of messages that are gone are
     unknown, so two rules decide:
 
-    - The messages that were stored when the read began are counted then. None is lost if the messages before
-      the gap and those still to come are as many.
+    - The messages that were stored when the read began, the backlog, are counted then. None is lost if those
+      that the read got and those still to come are as many. If they are fewer, messages may be on their way
+      that the leader has removed since: they are in a socket, or on the replica of the consumer, which lags.
+      Only when the read has passed the oldest message, or the backlog, are they lost.
     - Later messages are delivered as they are stored. None is lost if the oldest message was stored before
       the time at which the read was last up to date, since retention takes the oldest messages first.
 
@@ -40,9 +26,13 @@ class FilterGaps:
     """
 
     def __init__(self, start: int) -> None:
-        self._start = start
+        self._start = self._reached = start
         self._skipped = 0
         self._matching = self._end = -1
+        #: Start of the last gap of the backlog that may have had messages that match; None for none.
+        self.suspect: int | None = None
+        # Offset to reach before the suspect is looked at again.
+        self._again_at = 0
         #: Last time, in seconds of a monotonic clock, at which the read had every message that matches.
         self.current_at = 0.0
 
@@ -55,26 +45,54 @@ class FilterGaps:
         """Set the number of matching messages from the start up to ``end``, as of ``now``."""
         self._matching, self._end, self.current_at = matching, end, now
 
-    def pass_over(self, gaps: Iterable[tuple[int, int]], oldest: int) -> list[Suspect]:
-        """Take gaps in order; return the last suspect before ``end``, and the last one after it."""
-        found: dict[bool, Suspect] = {}
+    def pass_over(self, gaps: Iterable[tuple[int, int]], reached: int, oldest: int) -> int | None:
+        """Take the gaps up to an offset, in order, and set the suspect of the backlog.
+
+        Args:
+            gaps: First offset of each gap, and the offset after it.
+            reached: Offset that the read has reached.
+            oldest: Offset of the oldest message.
+
+        Returns:
+            Start of the last gap that is not of the backlog and begins before the oldest message.
+        """
+        self._reached, later = reached, None
         for start, stop in gaps:
-            if start < oldest:
-                found[start < self._end] = Suspect(start, stop, start - self._start - self._skipped)
-            self._skipped += stop - start
-        return list(found.values())
+            if start < oldest and start < self._end:
+                self.suspect = start
+            elif start < oldest:
+                later = start
+            self._skipped += max(min(stop, self._end) - start, 0)
+        return later
 
-    def is_stored_later(self, suspect: Suspect) -> bool:
-        """Return True if all messages of a suspect were stored after the read began."""
-        return suspect.start >= self._end
+    def is_due(self, reached: int) -> bool:
+        """Return True if the read has come far enough for another look at the suspect."""
+        return self.suspect is not None and reached >= self._again_at
 
-    def end_after(self, suspect: Suspect) -> int | None:
-        """Return the end of the messages to count from the suspect's stop on; None if there are none."""
-        return self._end if suspect.stop < self._end else None
+    def to_count(self) -> tuple[int, int] | None:
+        """Return the offsets between which messages of the backlog are to come; None if none are."""
+        return (self._reached, self._end) if self._reached < self._end else None
 
-    def has_lost(self, suspect: Suspect, left: int) -> bool:
-        """Return True if messages are missing, given the number of those that are still to come."""
-        return suspect.rows + left < self._matching
+    def is_complete(self, left: int) -> bool:
+        """Return True, and forget the suspect, if no message of the backlog is missing.
+
+        Args:
+            left: Number of messages that are still to come, as the leader counts them.
+        """
+        got = min(self._reached, self._end) - self._start - self._skipped
+        if got + left < self._matching:
+            return False
+        self.suspect = None
+        return True
+
+    def has_lost(self, oldest: int) -> bool:
+        """Return True if the missing messages are lost; otherwise put off the decision.
+
+        Args:
+            oldest: Offset of the oldest message after :meth:`is_complete` returned False.
+        """
+        self._again_at = min(oldest, self._end)
+        return self._reached >= self._again_at
 
     def may_have_lost(self, now: float, oldest_age: float) -> bool:
         """Return True if a message may have been stored and removed since the read was up to date.

@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from unittest.mock import patch
 
 import nats
 import pytest
 
 from liftenvelope import bulk
 from liftenvelope.jetstream import JetStream
-from tests.integration.bulk_streams import publish
+from tests.integration.bulk_streams import BulkThreads, publish
 from tests.integration.jetstream_cluster import make_replicated, three_servers
 
 COUNT = 3_000
@@ -55,3 +56,26 @@ def test_reads_and_counts_are_whole_while_the_replicas_are_filled(
         found = bulk.read(url, name, start=later, columns=["offset"]).read_all()
         assert found["offset"].to_pylist() == [COUNT]
         assert bulk.read(url, name, start=COUNT - 5).read_all().num_rows == 6
+
+
+def test_filtered_tail_reads_from_the_leader(url: str, name: str) -> None:
+    """A consumer elsewhere would take messages for lost, or miss lost ones, while its server lags."""
+    make_replicated(url, name)
+    publish(url, [(f"{name}.{i % 3}", b"", None) for i in range(30)])
+
+    async def servers() -> tuple[str, list[str]]:
+        async with await nats.connect(url) as nc:
+            stream = await JetStream(nc).stream(name)
+            cluster, found = stream.cached_info.cluster, [one.cluster async for one in stream.consumers()]
+            assert cluster is not None
+            return cluster.leader, ["" if one is None else one.leader for one in found]
+
+    for _ in range(ROUNDS):
+        threads = BulkThreads()
+        with patch("liftenvelope.bulk._jetstream.filter_choice.server_pays", lambda *_: True):
+            reader = bulk.tail(url, name, subjects=f"{name}.1", start="earliest", batch_seconds=0.05)
+        assert reader.read_next_batch()["offset"].to_pylist() == list(range(1, 30, 3))
+        leader, found = asyncio.run(servers())
+        assert found == [leader]
+        del reader
+        threads.wait_until_gone()

@@ -182,6 +182,28 @@ def test_retention_of_a_matching_message_fails_a_filtered_read(server: NatsServe
         _purge_while_reading(server, "GONE", 500)
 
 
+def test_retention_of_messages_on_their_way_is_no_loss_of_a_filtered_read(server: NatsServer) -> None:
+    """Matching messages are gone from the stream before the read has handed them out."""
+    make_stream(server.url, "SENT")
+    publish(server.url, [("SENT.wanted" if at else "SENT.other", b"", None) for at in range(100)])
+    check = ConsumerRead._check_gaps
+    purged: list[int] = []
+
+    async def purge(js: JetStreamContext) -> None:
+        await js.purge_stream("SENT")
+
+    def purge_first(read: ConsumerRead) -> None:
+        if not purged:
+            with_jetstream(server.url, purge)
+        purged.append(len(purged))
+        check(read)
+
+    with filtered_by("server"), patch.object(ConsumerRead, "_check_gaps", purge_first):
+        found = bulk.read(server.url, "SENT", subjects="SENT.wanted", batch_rows=10).read_all()
+    assert offsets(found) == list(range(1, 100))
+    assert purged
+
+
 def _purge_while_reading(server: NatsServer, name: str, oldest: int) -> None:
     """Read messages, some of which are purged after the consumer was made and before its first pull."""
     pull = ConsumerRead._pull

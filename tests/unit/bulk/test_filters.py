@@ -66,39 +66,61 @@ def test_gap_below_the_oldest_is_no_loss_if_all_matching_messages_came() -> None
     # Offsets 3, 40 and 41 match. Retention has reached 20.
     gaps = FilterGaps(0)
     gaps.begin(3, 100, 0.0)
-    (suspect,) = gaps.pass_over([(0, 3), (4, 40)], 20)
-    assert (suspect.start, suspect.stop, suspect.rows) == (4, 40, 1)
-    assert gaps.end_after(suspect) == 100
-    assert not gaps.has_lost(suspect, 2)
-    assert gaps.has_lost(suspect, 1)
-    assert gaps.pass_over([(42, 100)], 20) == []
+    assert gaps.pass_over([(0, 3), (4, 40)], 41, 20) is None
+    assert (gaps.suspect, gaps.to_count()) == (4, (41, 100))
+    assert not gaps.is_complete(0)
+    assert gaps.has_lost(20)
+    assert gaps.is_complete(1)
+    assert gaps.suspect is None
+    assert gaps.pass_over([(42, 100)], 100, 20) is None
+    assert gaps.suspect is None
+
+
+def test_missing_messages_are_not_lost_before_the_read_has_passed_the_oldest() -> None:
+    # Offsets 1 to 9 match, and retention has taken them after they were sent.
+    gaps = FilterGaps(0)
+    gaps.begin(9, 100, 0.0)
+    assert gaps.pass_over([(0, 1)], 5, 50) is None
+    assert not gaps.is_complete(0)
+    assert not gaps.has_lost(60)
+    assert not gaps.is_due(59)
+    assert gaps.is_due(60)
+    assert gaps.pass_over([(10, 70)], 71, 70) is None
+    assert gaps.is_complete(0)
+    assert not gaps.is_due(100)
 
 
 @given(st.data())
 def test_loss_is_found_exactly_when_a_matching_message_is_gone(data: st.DataObject) -> None:
-    """A read of 60 offsets, of which some match; retention jumps ahead of the read once."""
+    """A read of 60 offsets, of which some match; retention jumps ahead of the read once.
+
+    Some messages that retention takes are on their way, and come nevertheless.
+    """
     matching = sorted(data.draw(st.sets(st.integers(0, 59), max_size=20)))
-    read = data.draw(st.integers(0, len(matching)))
     oldest = data.draw(st.integers(0, 60))
-    came = matching[:read] + [offset for offset in matching[read:] if offset >= oldest]
+    sent = data.draw(st.integers(0, len(matching)))
+    came = matching[:sent] + [offset for offset in matching[sent:] if offset >= oldest]
+    ends = sorted({*data.draw(st.sets(st.sampled_from(came or [0]))), 59})
     gaps, edges = FilterGaps(0), [-1, *came, 60]
     gaps.begin(len(matching), 60, 0.0)
     all_gaps = [(a + 1, b) for a, b in pairwise(edges) if a + 1 < b]
-    lost = False
-    for suspect in gaps.pass_over(all_gaps, oldest):
-        left = sum(offset >= suspect.stop for offset in came)
-        lost = lost or gaps.has_lost(suspect, left)
+    lost, begin = False, 0
+    for end in ends:  # pieces are handed out
+        reached = end + 1
+        assert gaps.pass_over([gap for gap in all_gaps if begin < gap[1] <= reached], reached, oldest) is None
+        begin = reached
+        if gaps.suspect is not None:
+            left = sum(offset >= max(reached, oldest) for offset in matching)
+            lost = lost or (not gaps.is_complete(left) and gaps.has_lost(oldest))
     assert lost == (came != matching)
 
 
 def test_later_gap_is_no_loss_while_the_oldest_message_is_older_than_the_last_quiet_moment() -> None:
     gaps = FilterGaps(0)
     gaps.begin(0, 10, 100.0)
-    backlog, later = gaps.pass_over([(0, 30), (31, 70), (71, 90)], 72)
-    assert not gaps.is_stored_later(backlog)
-    assert gaps.end_after(backlog) is None
-    assert gaps.is_stored_later(later)
-    assert (later.start, later.rows) == (71, 2)
+    assert gaps.pass_over([(0, 30), (31, 70), (71, 90)], 91, 72) == 71
+    assert (gaps.suspect, gaps.to_count()) == (0, None)
+    assert gaps.is_complete(0)
     assert not gaps.may_have_lost(110.0, 10.5)
     assert gaps.may_have_lost(110.0, 9.5)
     gaps.current_at = 105.0
