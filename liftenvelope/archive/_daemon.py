@@ -139,7 +139,10 @@ class ArchiveDaemon:
 
     async def _write(self, pipeline: PipelineConfig, state: PipelineState) -> None:
         began, failed_before = time.monotonic(), state.failures_in_a_row
-        done = await _in_thread(lambda: pipeline.write(lambda seen: self._note(state, seen)), pipeline.name)
+        done = await _in_thread(
+            lambda: pipeline.write(lambda seen: self._note(state, seen), state.wrote_dead_letters),
+            pipeline.name,
+        )
         seconds, is_table = time.monotonic() - began, isinstance(done, TableWritten)
         state.succeeded(done.rows, 0 if is_table else done.bytes, time.time())
         if done.rows and is_table:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["PipelineState", "readiness"]
 
@@ -21,6 +22,7 @@ class PipelineState:
         failures_in_a_row: Failed runs since the last one that ended well.
         rows: Rows written by runs that ended well.
         nbytes: Bytes of files written by them.
+        dead_letters: Bad messages written to the stream of dead letters, also by runs that failed.
         pending: Offsets that the current run has still to read; 0 between runs.
         succeeded_at: Time of the last run that ended well, in seconds since 1970; 0 for none.
         error: Text of the last error; empty after a run that ended well.
@@ -34,14 +36,21 @@ class PipelineState:
     failures_in_a_row: int = 0
     rows: int = 0
     nbytes: int = 0
+    dead_letters: int = 0
     pending: int = 0
     succeeded_at: float = 0.0
     error: str = ""
     maintained_at: float = -math.inf
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def begun(self) -> None:
         """Record the beginning of a run."""
         self.is_running = True
+
+    def wrote_dead_letters(self, count: int) -> None:
+        """Count dead letters. The threads of a run call this."""
+        with self._lock:
+            self.dead_letters += count
 
     def succeeded(self, rows: int, nbytes: int, now: float) -> None:
         """Record a run that ended well."""

@@ -112,11 +112,20 @@ class PipelineConfig:
         with make(self.source, self.stream, self.location, access=self.access, **self.options) as writer:
             writer.maintain(compact=self.maintenance.compact, expire_hours=self.maintenance.expire_hours)
 
-    def write(self, progress: Callable[[bulk.Progress], None]) -> Any:
-        """Add what is new in the stream to the target; return what the function of bulk returns."""
+    def write(self, progress: Callable[[bulk.Progress], None], on_dead_letters: Callable[[int], None]) -> Any:
+        """Add what is new in the stream to the target; return what the function of bulk returns.
+
+        Args:
+            progress: As for the function of bulk.
+            on_dead_letters: Called with the number of dead letters after they were written, in any thread.
+        """
+        options = self.options
+        letter = options.get("on_bad")
+        if isinstance(letter, bulk.DeadLetter):
+            options = {**options, "on_bad": replace(letter, on_written=on_dead_letters)}
         function = getattr(bulk, _TARGETS[self.target][0])
         return function(
-            self.source, self.stream, self.location, progress=progress, access=self.access, **self.options
+            self.source, self.stream, self.location, progress=progress, access=self.access, **options
         )
 
 

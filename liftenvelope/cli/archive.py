@@ -82,5 +82,6 @@ async def _run(found: object, *, once: bool, as_json: bool) -> bool:
     succeeded = await daemon.run(once=once)
     for state in daemon.states if as_json else ():
         counts = {"runs": state.runs, "failures": state.failures, "rows": state.rows, "bytes": state.nbytes}
-        echo_json({"pipeline": state.name, **counts, "error": state.error or None})
+        letters, error = state.dead_letters, state.error or None
+        echo_json({"pipeline": state.name, **counts, "dead_letters": letters, "error": error})
     return succeeded

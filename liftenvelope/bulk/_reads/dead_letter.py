@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope.bulk._engine.schema import HEADERS
@@ -39,20 +39,29 @@ class DeadLetter:
         subject: For JetStream: subject of the dead letters.
         source: Servers of the stream. Default: those of the read.
         access: Connection options. Default: those of the read, unless ``source`` is given.
+        on_written: Called with the number of dead letters after they were written, in threads of the read,
+            also by several at a time. Repeated ones count again. Default: none.
 
     Raises:
-        UsageTypeError: A name is not text.
+        UsageTypeError: A name is not text, or ``on_written`` is not callable.
     """
 
     stream: str
     subject: str | None = None
     source: Source | None = None
     access: Access | None = None
+    on_written: Callable[[int], None] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, value in (("stream", self.stream), ("subject", self.subject or "")):
             if not isinstance(value, str):
                 raise UsageTypeError(f"{name} must be str, got {type(value).__name__}")
+        _check_call(self.on_written)
+
+
+def _check_call(on_written: object) -> None:
+    if on_written is not None and not callable(on_written):
+        raise UsageTypeError(f"on_written must be a function or None, got {on_written!r}")
 
 
 class LetterBox:
@@ -99,6 +108,8 @@ class LetterBox:
         if self._is_nats:
             options["subject"] = self._letter.subject
         write(self._source, self._letter.stream, table, access=self._access, **options)
+        if self._letter.on_written is not None:
+            self._letter.on_written(rows.num_rows)
 
     def _headers(self, row: Mapping[str, Any], reason: str) -> Iterator[tuple[str, bytes]]:
         for name, value in row["headers"]:

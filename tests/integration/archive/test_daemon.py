@@ -93,6 +93,28 @@ async def test_failing_pipeline_is_reported_and_the_others_go_on(url: str, name:
     assert rows_of(tmp_path / name) == list(range(150))
 
 
+async def test_dead_letters_are_counted(url: str, name: str, tmp_path: Path) -> None:
+    for stream in (name, f"{name}-BAD", f"{name}-GOOD"):
+        await asyncio.to_thread(make_stream, url, stream)
+    values = [b"oops" if at in (3, 7) else b'{"id": %d}' % at for at in range(10)]
+    await asyncio.to_thread(publish, url, [(f"{name}.a", value, None) for value in values])
+    path = Path(config_of(tmp_path, url, name, f"{name}-GOOD"))
+    letters = f'on_bad = {{ stream = "{name}-BAD", subject = "{name}-BAD.a" }}\n'
+    path.write_text(path.read_text().replace("interval", f'payload = "json"\n{letters}interval'))
+    addresses: list[str] = []
+    daemon = ArchiveDaemon(read_archive_config(str(path)), addresses.append)
+    task = asyncio.create_task(daemon.run())
+    await until(lambda: all(state.runs for state in daemon.states))
+    await asyncio.to_thread(publish, url, [(f"{name}.a", b"again", None)])
+    await until(lambda: daemon.states[0].dead_letters == 3)
+    metrics = (await fetch(addresses[0], "/metrics"))[1]
+    assert f'liftenvelope_archive_dead_letters_total{{pipeline="{name}"}} 3.0' in metrics
+    assert f'liftenvelope_archive_dead_letters_total{{pipeline="{name}-GOOD"}} 0.0' in metrics
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await task
+    assert bulk.read(url, f"{name}-BAD").read_all().num_rows == 3
+
+
 async def test_stop_keeps_what_a_run_under_way_has_read(url: str, name: str, tmp_path: Path) -> None:
     await asyncio.to_thread(make_stream, url, name)
     await asyncio.to_thread(publish, url, numbered(name, 5_000))
@@ -123,7 +145,7 @@ def test_command_runs_once_and_reports_failures(url: str, name: str, tmp_path: P
     first, *lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert first["message"].startswith("serving health and metrics on http://127.0.0.1:")
     good, bad = [json.loads(line) for line in done.stdout.splitlines()]
-    assert (good["pipeline"], good["rows"], good["error"]) == (name, 10, None)
+    assert (good["pipeline"], good["rows"], good["dead_letters"], good["error"]) == (name, 10, 0, None)
     assert (bad["pipeline"], bad["failures"]) == (f"no-{name}", 1)
     assert bad["error"]
     assert {line["pipeline"]: line["level"] for line in lines} == {name: "info", f"no-{name}": "warning"}

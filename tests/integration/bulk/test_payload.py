@@ -16,7 +16,7 @@ import pytest
 
 import liftenvelope
 from liftenvelope import bulk
-from liftenvelope.errors import StreamNotFoundError, UsageError
+from liftenvelope.errors import StreamNotFoundError, UsageError, UsageTypeError
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.payload import ArrowBatches, Avro, BadPayloadError, Json, Msgpack, PayloadFormat
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
@@ -157,14 +157,21 @@ class TestBadMessages:
         values, places = mixed
         dead = f"{stream}-dead"
         make_stream(url, dead)
-        letter = bulk.DeadLetter(stream=dead, subject=f"{dead}.x")
+        counts: list[int] = []
+        letter = bulk.DeadLetter(stream=dead, subject=f"{dead}.x", on_written=counts.append)
         for parallel in (1, 2):
             found = bulk.read(url, stream, payload="json", on_bad=letter, parallel=parallel).read_all()
             assert sorted(offsets(found)) == [number for number in range(5_000) if number not in places]
+            assert sum(counts) == parallel * len(places)
         letters = bulk.read(url, dead).read_all().to_pylist()
         assert [letter["value"] for letter in letters] == [values[place] for place in places]
         numbers = [int(dict(letter["headers"])["Liftenvelope-Bad-Offset"]) for letter in letters]
         assert numbers == places
+
+    def test_call_of_a_dead_letter_must_be_a_function(self) -> None:
+        wrong: Any = "count"
+        with pytest.raises(UsageTypeError, match="on_written must be a function or None, got 'count'"):
+            bulk.DeadLetter(stream="DEAD", on_written=wrong)
 
     def test_message_with_headers_of_the_server_becomes_a_dead_letter(self, url: str, stream: str) -> None:
         kind = pa.map_(pa.string(), pa.string())

@@ -138,6 +138,7 @@ def test_every_metric_of_an_archive_that_tells_of_trouble_has_a_rule() -> None:
     }
     assert used == {
         "up",
+        "liftenvelope_archive_dead_letters_total",
         "liftenvelope_archive_failures_in_a_row",
         "liftenvelope_archive_last_success_timestamp_seconds",
         "liftenvelope_archive_pending_offsets",
