@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
 
 import click
 
 from liftenvelope._checks import as_seconds
 from liftenvelope.cli._latencies import PERCENTILES, bars, buckets, percentile, shown_seconds
-from liftenvelope.cli._places import SizeType, StartType, check_file, check_folder
-from liftenvelope.cli._runs import compared, read_run, write_run
+from liftenvelope.cli._places import SizeType, StartType
+from liftenvelope.cli._runs import RunFiles, SavedRun, compared, run_options
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._terminal import echo_json, print_facts, print_table
 from liftenvelope.cli.subscribe import read_stream
@@ -29,7 +29,6 @@ __all__ = ["bench"]
 _COUNT: Final = click.option(
     "--count", "-n", type=click.IntRange(min=1), default=10_000, show_default=True, help="Messages."
 )
-_FILE: Final = click.Path(dir_okay=False)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 #: Publishes a message, and returns the future of its ack.
 _Send: TypeAlias = Callable[
@@ -73,14 +72,16 @@ class _Measured:
         """Return the values to compare with those of other runs."""
         return {"rate": self.rate, **{f"latency {name}": one for name, one in self.percentiles().items()}}
 
-    def show(self, title: str, as_json: bool, before: Mapping[str, float] | None = None) -> None:
+    def show(self, title: str, as_json: bool, before: SavedRun | None) -> None:
         """Print rates, percentiles and a histogram, and changes since another run."""
         rate, ordered = self.rate, sorted(self.latencies)
-        changes = {} if before is None else compared(self.values(), before)
+        changes = {} if before is None else compared(self.values(), before.values)
         if as_json:
             facts = {"messages": self.count, "bytes": self.size, "seconds": self.seconds}
             rates = {"messages_per_second": rate, "bytes_per_second": self.size / max(self.seconds, 1e-9)}
-            changed = {} if before is None else {"change_percent": changes}
+            changed: dict[str, object] = {}
+            if before is not None:
+                changed = {"compared_with": before.at, "change_percent": changes}
             names = self.percentiles()
             echo_json({**facts, **rates, "failed": self.failed, "latency_seconds": names, **changed})
             return
@@ -94,6 +95,7 @@ class _Measured:
             facts_shown[f"latency {_name(percent)}"] = shown_seconds(percentile(ordered, percent))
         for name, change in changes.items():
             facts_shown[name] = f"{facts_shown[name]}, {change:+.1f} %"
+        facts_shown["compared with"] = None if before is None else f"the run of {before.at}"
         print_facts(title, facts_shown)
         if ordered:
             found = buckets(ordered)
@@ -125,10 +127,7 @@ _PUBLISHING: Final = (
         show_default=True,
         help="Messages that may wait for their acks at a time.",
     ),
-    click.option("--save", type=_FILE, metavar="FILE", help="Write the measured values to FILE as JSON."),
-    click.option(
-        "--compare", type=_FILE, metavar="FILE", help="Show changes since the run in FILE, from --save."
-    ),
+    run_options,
     json_option,
 )
 
@@ -148,24 +147,31 @@ class _BenchRun:
         count: Number of messages.
         size: Bytes of each payload.
         in_flight: Messages that may wait for their acks.
-        save: File to write the values to.
-        compare: File of the run to compare with.
         as_json: True to print JSON.
+        files: Files of this run, and of the one to compare with.
     """
 
     target: str
     count: int
     size: int
     in_flight: int
-    save: str | None
-    compare: str | None
     as_json: bool
+    files: RunFiles
 
-    async def measure(self, kind: str, opened: AbstractAsyncContextManager[_Send], **extra: object) -> None:
+    @classmethod
+    def of(cls, target: str, save: str | None, compare: str | None, no_history: bool, **options: Any) -> Self:
+        """Return the options of a call."""
+        files = RunFiles(save=save, compare=compare, no_history=no_history)
+        return cls(target=target, files=files, **options)
+
+    async def measure(
+        self, kind: str, servers: CommandServers, opened: AbstractAsyncContextManager[_Send], **extra: object
+    ) -> None:
         """Publish, print the values, save and compare them.
 
         Args:
             kind: What is measured; runs of different kinds are not compared.
+            servers: Servers that take the messages.
             opened: Connects, and returns the function that publishes a message.
             extra: Further settings that comparable runs share.
 
@@ -177,20 +183,18 @@ class _BenchRun:
             raise UsageError(f"--size must be 0 to {_LARGEST:,} bytes, got {self.size}")
         parameters: dict[str, object] = {"kind": kind, "count": self.count, "size": self.size}
         parameters |= {"in_flight": self.in_flight, **extra}
-        if self.compare is not None:
-            check_file("--compare", self.compare)
-        if self.save is not None:
-            check_folder("--save", self.save)
-        before = None if self.compare is None else read_run(self.compare, parameters)
+        place = {"servers": servers.where, "target": self.target}
+        self.files.check()
+        before = self.files.before(parameters, place)
         async with opened as send:
             measured = await _publish(send, self.count, self.size)
-        measured.show(f"Published to {self.target}", self.as_json, before)
         if measured.error is not None:
+            measured.show(f"Published to {self.target}", self.as_json, None)
             raise LiftEnvelopeError(
                 f"{measured.failed:,} of {self.count:,} messages failed: {measured.error}"
             )
-        if self.save is not None:
-            write_run(self.save, parameters, measured.values())
+        measured.show(f"Published to {self.target}", self.as_json, before)
+        self.files.keep(parameters, place, measured.values())
 
 
 @bench.command("pub")
@@ -207,9 +211,10 @@ async def bench_publishing(servers: CommandServers, partition: int | None, **opt
     """
     if partition is not None and servers.is_jetstream:
         servers.need("liftbridge", "--partition")
-    run = _BenchRun(**options)
+    run = _BenchRun.of(**options)
     opened = _publisher(servers, run.target, b"x" * min(run.size, _LARGEST), run.in_flight, partition)
-    await run.measure("jetstream" if servers.is_jetstream else "liftbridge", opened, partition=partition)
+    kind = "jetstream" if servers.is_jetstream else "liftbridge"
+    await run.measure(kind, servers, opened, partition=partition)
 
 
 @bench.command("js")
@@ -222,9 +227,9 @@ async def bench_jetstream(servers: CommandServers, subject: str, **options: Any)
     The messages are kept. The exit code is 1 if an ack is missing.
     """
     servers.need("nats", "bench js")
-    run = _BenchRun(target=subject, **options)
+    run = _BenchRun.of(subject, **options)
     opened = _publisher(servers, subject, b"x" * min(run.size, _LARGEST), run.in_flight, None)
-    await run.measure("jetstream", opened, partition=None)
+    await run.measure("jetstream", servers, opened, partition=None)
 
 
 @bench.command("ack")
@@ -238,10 +243,9 @@ async def bench_acks(servers: CommandServers, subject: str, **options: Any) -> N
     exit code is 1 if an ack is missing.
     """
     servers.need("nats", "bench ack")
-    run = _BenchRun(target=subject, **options)
-    await run.measure(
-        "envelopes", _envelopes(servers, subject, b"x" * min(run.size, _LARGEST), run.in_flight)
-    )
+    run = _BenchRun.of(subject, **options)
+    opened = _envelopes(servers, subject, b"x" * min(run.size, _LARGEST), run.in_flight)
+    await run.measure("envelopes", servers, opened)
 
 
 @asynccontextmanager
@@ -322,33 +326,48 @@ async def _publish(send: _Send, count: int, size: int) -> _Measured:
 @click.option(
     "--idle", type=float, default=5.0, show_default=True, help="Seconds of silence after which to end."
 )
+@run_options
 @json_option
 @on_servers
 async def bench_reading(
-    servers: CommandServers, stream: str, count: int, start: Any, idle: float, as_json: bool
+    servers: CommandServers, stream: str, count: int, start: Any, idle: float, as_json: bool, **files: Any
 ) -> None:
     """Read messages, and measure the rate.
 
-    Latencies compare the clock of this machine with that of the servers.
+    Latencies compare the clock of this machine with that of the servers. A run that ends early is not
+    compared.
     """
     as_seconds("--idle", idle)
+    kept = RunFiles(**files)
+    kept.check()
+    kind = "jetstream" if servers.is_jetstream else "liftbridge"
+    parameters = {"kind": f"{kind} reading", "count": count, "start": str(start)}
+    place = {"servers": servers.where, "target": stream}
+    before = kept.before(parameters, place)
+    measured = await _read(servers, stream, count, start, idle)
+    is_whole = measured.count == count
+    measured.show(f"Read from {stream}", as_json, before if is_whole else None)
+    if is_whole:
+        kept.keep(parameters, place, measured.values())
+    else:
+        text = f"Note: {measured.count:,} of {count:,} messages came before {idle:g} s of silence"
+        click.echo(text, err=True)
+
+
+async def _read(servers: CommandServers, stream: str, count: int, start: Any, idle: float) -> _Measured:
     measured = _Measured()
     options: dict[str, Any] = {"partitions": (), "subjects": (), "resume": False, "no_follow": False}
     started = last = 0.0
-    messages = read_stream(servers, stream, start=start, **options)
-    with suppress(TimeoutError, StopAsyncIteration):
-        while measured.count < count:
-            async with asyncio.timeout(idle if measured.count or start != "new" else None):
-                message = await anext(messages)
-            last = time.perf_counter()
-            started = started or last
-            measured.count += 1
-            measured.size += len(message.payload)
-            if start == "new":
-                measured.latencies.append(max(time.time_ns() - message.timestamp_ns, 0) / 1e9)
-    await messages.aclose()
+    async with aclosing(read_stream(servers, stream, start=start, **options)) as messages:
+        with suppress(TimeoutError, StopAsyncIteration):
+            while measured.count < count:
+                async with asyncio.timeout(idle if measured.count or start != "new" else None):
+                    message = await anext(messages)
+                last = time.perf_counter()
+                started = started or last
+                measured.count += 1
+                measured.size += len(message.payload)
+                if start == "new":
+                    measured.latencies.append(max(time.time_ns() - message.timestamp_ns, 0) / 1e9)
     measured.seconds = last - started
-    measured.show(f"Read from {stream}", as_json)
-    if measured.count < count:
-        text = f"Note: {measured.count:,} of {count:,} messages came before {idle:g} s of silence"
-        click.echo(text, err=True)
+    return measured

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer
 from tests.integration.cli.commands import text_of
+
+
+@pytest.fixture(autouse=True)
+def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Folder of what commands keep for the next call, such as the last run of ``bench``."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
 
 
 @pytest.fixture

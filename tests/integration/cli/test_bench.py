@@ -78,6 +78,7 @@ def test_run_is_saved_and_compared_with_one_of_the_same_parameters(
     call = ("bench", "js", name, "--count", "50", *url)
     text_of(*call, "--save", file)
     done = json_of(*call, "--compare", file)
+    assert done["compared_with"] == json.loads(Path(file).read_text())["at"]
     assert set(done["change_percent"]) == {"rate", *(f"latency {one}" for one in done["latency_seconds"])}
     assert " %" in text_of(*call, "--compare", file, "--save", file)
     error = error_of("bench", "js", name, "--count", "51", "--compare", file, *url, code=2)
@@ -85,6 +86,67 @@ def test_run_is_saved_and_compared_with_one_of_the_same_parameters(
     assert json_of("stream", "info", name, *url)["state"]["messages"] == 150
     Path(file).write_text("[]")
     assert "a file that --save has written" in error_of(*call, "--compare", file, code=2)
+
+
+def test_read_is_saved_and_compared(jetstream_server: NatsServer, name: str, tmp_path: Path) -> None:
+    url, file = ("--url", jetstream_server.url), str(tmp_path / "run.json")
+    text_of("stream", "create", name, *url)
+    text_of("publish", name, "x", "--count", "20", *url)
+    call = ("bench", "sub", name, "--count", "20", "--idle", "60", *url)
+    text_of(*call, "--save", file)
+    assert set(json_of(*call, "--compare", file)["change_percent"]) == {"rate"}
+    wrong = error_of("bench", "sub", name, "--count", "19", "--compare", file, *url, code=2)
+    assert "same parameters, got count 20 instead of 19" in wrong
+    publishing = error_of("bench", "js", name, "--count", "20", "--compare", file, *url, code=2)
+    assert "kind 'jetstream reading' instead of 'jetstream'" in publishing
+
+
+@pytest.mark.parametrize(("command", "more"), [("pub", ()), ("js", ()), ("sub", ("--idle", "60"))])
+def test_run_is_compared_with_the_last_one_of_the_same_call(
+    jetstream_server: NatsServer, name: str, state: Path, command: str, more: tuple[str, ...]
+) -> None:
+    url = ("--url", jetstream_server.url)
+    for stream in (name, f"{name}-other"):
+        text_of("stream", "create", stream, *url)
+        text_of("publish", stream, "x", "--count", "20", *url)
+    call = ("bench", command, name, "--count", "20", *more, *url)
+    assert "compared_with" not in json_of(*call)
+    (file,) = state.rglob("*.json")
+    first = json.loads(file.read_text())
+    done = json_of(*call)
+    assert done["compared_with"] == first["at"]
+    assert set(done["change_percent"]) == set(first["values"])
+    assert json.loads(file.read_text())["values"]["rate"] == done["messages_per_second"]
+    assert "compared with  the run of " in text_of(*call)
+    assert "compared_with" not in json_of(*call, "--no-history")
+    for others in (("--count", "19"), ()):
+        target = name if others else f"{name}-other"
+        other = ("bench", command, target, *(others or ("--count", "20")), *more, *url)
+        assert "compared_with" not in json_of(*other)
+    assert len([*state.rglob("*.json")]) == 3
+    file.write_text("{")
+    assert "compared_with" not in json_of(*call)
+    assert "compared_with" in json_of(*call)
+
+
+def test_run_that_cannot_be_kept_is_reported_and_succeeds(
+    jetstream_server: NatsServer, name: str, state: Path
+) -> None:
+    url = ("--url", jetstream_server.url)
+    text_of("stream", "create", name, *url)
+    state.write_text("no folder")
+    call = ("bench", "js", name, "--count", "5", *url)
+    done = run(*call)
+    assert done.exit_code == 0
+    assert "Note: this run is not kept for a comparison: " in done.stderr
+    assert run(*call, "--no-history").stderr == ""
+
+
+def test_read_that_ends_early_is_not_kept(jetstream_server: NatsServer, name: str, state: Path) -> None:
+    url = ("--url", jetstream_server.url)
+    text_of("stream", "create", name, *url)
+    text_of("bench", "sub", name, "--count", "5", "--idle", "0.2", *url)
+    assert not state.exists()
 
 
 def test_wrong_calls_of_bench(jetstream_server: NatsServer) -> None:
