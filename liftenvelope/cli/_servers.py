@@ -21,6 +21,7 @@ from liftenvelope._checks import as_seconds
 from liftenvelope._secrets import without_secrets
 from liftenvelope.cli._contexts import NatsContext, context_names, read_context, selected_context
 from liftenvelope.cli._places import fail_cleanly
+from liftenvelope.cli._termination import run_until_terminated
 from liftenvelope.errors import (
     CallTimeoutError,
     ConnectionClosedError,
@@ -448,7 +449,7 @@ def on_servers(work: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., 
         def run() -> None:
             given = os.environ.get("LIFTENVELOPE_URL")
             servers = find_servers(url, context, timeout, from_environment=given)
-            asyncio.run(work(servers, **options))
+            run_until_terminated(work(servers, **options))
 
         fail_cleanly(run)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
 import click
@@ -14,6 +13,7 @@ from liftenvelope.cli._demo_job import BROKERS, DemoReport, Job, run_demo
 from liftenvelope.cli._option_names import with_option_name
 from liftenvelope.cli._servers import json_option
 from liftenvelope.cli._terminal import echo_json
+from liftenvelope.cli._termination import run_until_terminated
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 
@@ -53,7 +53,7 @@ def demo(
     except UsageError as exc:
         raise click.UsageError(with_option_name(str(exc))) from exc
     try:
-        report = asyncio.run(_run(job))
+        report = run_until_terminated(_run(job))
     except LiftEnvelopeError as exc:
         raise click.ClickException(str(exc)) from exc
     if as_json:

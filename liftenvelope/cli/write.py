@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from contextlib import suppress
 from typing import Any
@@ -14,6 +13,7 @@ from liftenvelope.cli._payload_options import payload_of, with_payload
 from liftenvelope.cli._places import check_file, check_lines, check_open, fail_cleanly
 from liftenvelope.cli._servers import CommandServers, json_option, named_servers, with_source
 from liftenvelope.cli._terminal import echo_json
+from liftenvelope.cli._termination import run_until_terminated
 
 
 @click.command()
@@ -68,7 +68,7 @@ def write(
         subject = how["subject"] or stream
         if servers.is_jetstream:
             how["subject"] = subject
-        fail_cleanly(lambda: asyncio.run(_create(servers, stream, subject)))
+        fail_cleanly(lambda: run_until_terminated(_create(servers, stream, subject)))
     fail_cleanly(lambda: _write(source, stream, origin, how, as_json))
 
 

@@ -115,5 +115,18 @@ def test_json_has_one_line_per_sample(jetstream_server: NatsServer) -> None:
     assert lines[0]["at"] < lines[1]["at"] < lines[2]["at"]
 
 
+def test_sigterm_closes_the_connections(jetstream_server: NatsServer) -> None:
+    """Repeated, because a signal at some moments left them open and at others did not."""
+    words = ["top", "--json", "--interval", "50ms", "--url", jetstream_server.url, "--timeout", "60"]
+    line = [sys.executable, "-W", "default", "-m", "liftenvelope", *words]
+    for _ in range(6):
+        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())
+            process.terminate()
+            _, errors = process.communicate(timeout=240)
+        assert (process.returncode, errors) == (143, "")
+
+
 def test_no_server() -> None:
     assert "can't connect to NATS" in error_of("top", "--url", "nats://127.0.0.1:1", "--timeout", "2")
