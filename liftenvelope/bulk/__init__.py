@@ -15,6 +15,7 @@ from liftenvelope.bulk.access import Access
 from liftenvelope.bulk.errors import (
     ArchiveBusyError,
     BackupDamagedError,
+    BackupTooLargeError,
     ReadLostError,
     RestoreError,
     RestoreUnfinishedError,
@@ -45,6 +46,7 @@ __all__ = [
     "Archived",
     "Backup",
     "BackupDamagedError",
+    "BackupTooLargeError",
     "DeadLetter",
     "Gap",
     "OnBad",

@@ -7,6 +7,7 @@ from liftenvelope.errors import LiftEnvelopeError, ServerProtocolError, Transpor
 __all__ = [
     "ArchiveBusyError",
     "BackupDamagedError",
+    "BackupTooLargeError",
     "ReadLostError",
     "RestoreError",
     "RestoreUnfinishedError",
@@ -28,6 +29,10 @@ class ArchiveBusyError(LiftEnvelopeError):
 
 class BackupDamagedError(LiftEnvelopeError):
     """A backup lacks a part, or differs from what was written: take another backup."""
+
+
+class BackupTooLargeError(LiftEnvelopeError):
+    """The server sent more than a backup may have: raise ``max_bytes`` if the stream is that large."""
 
 
 class RestoreError(LiftEnvelopeError):

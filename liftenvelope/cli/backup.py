@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from liftenvelope.cli._places import fail_cleanly
+from liftenvelope.cli._places import SizeType, fail_cleanly
 from liftenvelope.cli._servers import json_option, with_source
 from liftenvelope.cli._terminal import report, shown
 
@@ -15,6 +15,11 @@ from liftenvelope.cli._terminal import report, shown
 @click.argument("stream")
 @click.argument("folder")
 @click.option("--no-consumers", is_flag=True, help="Leave the consumers and their state out.")
+@click.option(
+    "--max-bytes",
+    type=SizeType(),
+    help="Most bytes of data to write, such as 10GB; by default by the size of the stream and the free disk.",
+)
 @json_option
 @with_source
 def backup(stream: str, folder: str, source: Any, no_consumers: bool, as_json: bool, **how: Any) -> None:

@@ -192,11 +192,16 @@ def _found(meta: dict[str, Any], data: Path) -> FoundBackup:
 
 
 class BackupWriter:
-    """Data of a backup under way. Get one from :func:`written`."""
+    """Data of a backup under way. Get one from :func:`written`.
+
+    Attributes:
+        folder: Folder of the backup.
+        frames: Follows the data that was written.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.folder: Final = folder
         self.frames: Final = S2Frames()
-        self._folder = folder
         self._file = open(folder / _DRAFT, "wb", opener=_private)  # noqa: SIM115 - closed by close()
         self._digest = hashlib.sha256()
         self._begin = b""
@@ -228,11 +233,11 @@ class BackupWriter:
         except ValueError as exc:
             raise ServerProtocolError(f"the server did not send the whole snapshot: {exc}") from exc
         self._file.close()
-        draft = self._folder / _DRAFT
+        draft = self.folder / _DRAFT
         sync(draft)
         for name in (_DATA, _OLD_DATA):  # of a run that ended before it wrote its description
-            (self._folder / name).unlink(missing_ok=True)
-        draft.replace(self._folder / (_DATA if _MAGIC in self._begin else _OLD_DATA))
+            (self.folder / name).unlink(missing_ok=True)
+        draft.replace(self.folder / (_DATA if _MAGIC in self._begin else _OLD_DATA))
         own = {
             "size": self.frames.size,
             "sha256": self._digest.hexdigest(),
@@ -240,21 +245,21 @@ class BackupWriter:
             "taken": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         self._describe({"config": config, "state": state, _OWN: own})
-        return find_backup(self._folder).backup
+        return find_backup(self.folder).backup
 
     def close(self) -> None:
         """Close the draft, and delete it. Does nothing to a complete backup."""
         self._file.close()
-        (self._folder / _DRAFT).unlink(missing_ok=True)
+        (self.folder / _DRAFT).unlink(missing_ok=True)
 
     def _describe(self, meta: Mapping[str, Any]) -> None:
-        draft = self._folder / f"{_META}.unfinished"
+        draft = self.folder / f"{_META}.unfinished"
         with open(draft, "w", encoding="utf-8", opener=_private) as file:
             json.dump(meta, file, indent=2, ensure_ascii=False)
         sync(draft)
-        sync(self._folder)
-        draft.replace(self._folder / _META)
-        for folder in (self._folder, self._folder.parent):
+        sync(self.folder)
+        draft.replace(self.folder / _META)
+        for folder in (self.folder, self.folder.parent):
             sync(folder)
 
 

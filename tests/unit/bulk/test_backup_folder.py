@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import shutil
+import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from liftenvelope import bulk
-from liftenvelope.bulk import BackupDamagedError
+from liftenvelope.bulk import BackupDamagedError, BackupTooLargeError
+from liftenvelope.bulk._snapshots import taking
 from liftenvelope.bulk._snapshots.folder import find_backup
 from liftenvelope.errors import ServerProtocolError, UsageError
 from tests.unit.hostile_nats import STREAM_INFO, FakeNats, msg, usual
 
 BACKUP = Path(__file__).parents[2] / "integration" / "bulk" / "backups" / "nats-2.15"
+#: State of the stream of the fake servers.
+_STATE = {"messages": 5, "bytes": 100, "first_seq": 1, "last_seq": 5}
 
 
 @pytest.fixture
@@ -88,3 +95,55 @@ def test_description_of_a_hostile_server_is_refused(tmp_path: Path, config: dict
     ):
         bulk.backup(server.url, "S", tmp_path / "backup")
     assert not bulk.is_backup(tmp_path / "backup")
+
+
+class EndlessSnapshot(FakeNats):
+    """FAKE, NOT REAL: a server whose snapshot never ends, and that waits for no acknowledgement.
+
+    A real one does neither. The subject of the acknowledgements is that of nats-server 2.15.1, and the chunks
+    repeat the data of one of its backups: an S2 stream may begin anew.
+    """
+
+    def _talk(self, connection: socket.socket, data: bytearray) -> None:
+        if data is self.received[0]:  # the connection for requests
+            super()._talk(connection, data)
+            return
+        while (found := re.search(rb"SUB (\S+) (\d+)\r\nPING\r\n", data)) is None:
+            piece = connection.recv(65_536)
+            if not piece:
+                return
+            data += piece
+            connection.sendall(b"PONG\r\n" * piece.count(b"PING\r\n"))
+        chunk = (BACKUP / "stream.arc.s2").read_bytes() * 100
+        for number in itertools.count(1):
+            ack = b"$JS.SNAPSHOT.ACK.S.fake.%d.%d" % (len(chunk), number)
+            head = b"MSG %b %b %b %d\r\n" % (found[1], found[2], ack, len(chunk))
+            connection.sendall(head + chunk + b"\r\n")
+
+
+@pytest.mark.parametrize(
+    ("named", "max_bytes", "most"),
+    [(100, None, 500_400), (2**62, None, 900_000), (2**62, 300_000, 300_000)],
+    ids=["by the stream", "by the free disk", "by max_bytes"],
+)
+def test_snapshot_that_does_not_end_is_cut_off_and_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: int, max_bytes: int | None, most: int
+) -> None:
+    def script(subject: bytes, reply: bytes, sid: int) -> bytes:
+        answer = {"config": {"name": "S"}, "state": {**_STATE, "bytes": named}}
+        return (
+            msg(reply, sid, json.dumps(answer).encode())
+            if b".SNAPSHOT." in subject
+            else usual(subject, reply, sid)
+        )
+
+    monkeypatch.setattr(taking, "_HEADROOM_BYTES", 500_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000_000))
+    seen: list[bulk.Progress] = []
+    with (
+        EndlessSnapshot(script=script).running() as server,
+        pytest.raises(BackupTooLargeError, match=f"must have at most {most:,} bytes, got more, of a stream"),
+    ):
+        bulk.backup(server.url, "S", tmp_path / "backup", max_bytes=max_bytes, progress=seen.append)
+    assert most - 69_800 < seen[-1].bytes <= most
+    assert list((tmp_path / "backup").iterdir()) == []
