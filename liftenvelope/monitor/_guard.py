@@ -27,6 +27,7 @@ from aiohttp.typedefs import Handler, Middleware
 from liftenvelope.errors import UsageError
 from liftenvelope.rpc.address import is_loopback
 from liftenvelope.rpc.http_hosts import host_of, is_fixed_host, name_of_host
+from liftenvelope.rpc.places import client_of
 
 __all__ = ["Guard", "MonitorAccess", "body_of", "same"]
 
@@ -139,9 +140,17 @@ class Guard:
 
     def user_of(self, request: web.Request) -> str:
         """Return who sent a request, for the log: the user that a proxy names, or else the address."""
+        return self._named(request) or f"a user at {request.remote}"
+
+    def client(self, request: web.Request) -> str:
+        """Return whom a request counts for: the user that a proxy names, or else the address."""
+        transport = request.transport
+        peer = None if transport is None else transport.get_extra_info("peername")
+        return self._named(request) or client_of(peer)
+
+    def _named(self, request: web.Request) -> str:
         header = self._access.user_header
-        named = request.headers.get(header, "") if header else ""
-        return named[:_USER] or f"a user at {request.remote}"
+        return request.headers.get(header, "")[:_USER] if header else ""
 
     def _is_known(self, request: web.Request) -> bool:
         access = self._access

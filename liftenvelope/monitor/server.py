@@ -14,7 +14,7 @@ import json
 import logging
 import secrets
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
@@ -27,6 +27,7 @@ from liftenvelope.errors import LiftEnvelopeError, UsageError
 from liftenvelope.monitor._collector import Collector
 from liftenvelope.monitor._guard import Guard, MonitorAccess, body_of, same
 from liftenvelope.monitor._limits import MonitorLimits
+from liftenvelope.monitor._open_pages import OpenPages
 from liftenvelope.monitor._reading import JetStreamMessages, LiftbridgeMessages, MessageQuery, MessageSource
 from liftenvelope.monitor._views import View, messages_json
 from liftenvelope.monitor.changes import Changes, JetStreamChanges, LiftbridgeChanges, change_from_json
@@ -123,7 +124,7 @@ class MonitorPages:
         self._payloads = payloads
         self._key = secrets.token_urlsafe(32) if changes else ""
         self._max_readers = as_count("max_readers", max_readers)
-        self._readers = 0
+        self._open_pages = OpenPages(self._max_readers)
         self._reads = asyncio.Semaphore(_MAX_READS)
         self._changing = asyncio.Semaphore(_MAX_CHANGES)
         self._closing = asyncio.Event()
@@ -165,20 +166,22 @@ class MonitorPages:
         page, names = request.query.get("page", ""), request.query.getall("name", [])
         if len(names) != _PAGES.get(page, -1):
             return web.Response(status=400, text="page must be one of the pages, with its names\n")
-        if self._readers >= self._max_readers:
+        client = self._guard.client(request)
+        transport = request.transport
+        if transport is None:
+            raise web.HTTPServiceUnavailable  # the client has gone
+        if not self._open_pages.admits(client):
             text = f"{self._max_readers} pages are open already: close one\n"
             return web.Response(status=503, text=text, headers={"Retry-After": "5"})
-        self._readers += 1
-        try:
-            return await self._send(request, View(page, names))
-        finally:
-            self._readers -= 1
-
-    async def _send(self, request: web.Request, view: View) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
+        async with self._open_pages.hold(client, transport):
+            await response.prepare(request)
+            await self._send(response, View(page, names))
+        return response
+
+    async def _send(self, response: web.StreamResponse, view: View) -> None:
         version = 0
-        with self._collector.focus(*view.names), suppress(ConnectionError, TimeoutError):
+        with self._collector.focus(*view.names):
             while not self._closing.is_set():
                 try:
                     async with asyncio.timeout(_QUIET):
@@ -188,7 +191,6 @@ class MonitorPages:
                     text = ": alive\n\n"
                 async with asyncio.timeout(_STUCK):
                     await response.write(text.encode())
-        return response
 
     # Messages
 

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope._logs.throttle import Throttle
 from liftenvelope.errors import TransportError
-from liftenvelope.rpc._places import client_of
 from liftenvelope.rpc.address import Address
+from liftenvelope.rpc.places import client_of
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Collection
 
-    from liftenvelope.rpc._places import Occupant
+    from liftenvelope.rpc.places import Occupant
 
 __all__ = ["Listener"]
 

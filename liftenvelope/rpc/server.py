@@ -10,11 +10,11 @@ from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.rpc._budget import Budget
 from liftenvelope.rpc._events import CallEnded, CallStarted, Event, MessagesReceived, RequestsEnded
 from liftenvelope.rpc._link import Flow, Incoming, TransportLink
-from liftenvelope.rpc._places import ConnectionPlaces, client_of
 from liftenvelope.rpc._server_side import ServerConnection
 from liftenvelope.rpc._turns import PieceOutcome, Turns
 from liftenvelope.rpc.limits import DEFAULT_LIMITS, ServerLimits
 from liftenvelope.rpc.listening import Listener
+from liftenvelope.rpc.places import ConnectionPlaces, client_of
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.rpc.tls import check_protocol, offer_http2
 
@@ -236,7 +236,7 @@ class _ServerLink(TransportLink[ServerConnection]):
 
     @property
     def standing(self) -> int:
-        """Rank of the connection among idle ones: see :class:`~liftenvelope.rpc._places.Occupant`."""
+        """Rank of the connection among idle ones: see :class:`~liftenvelope.rpc.places.Occupant`."""
         return self.protocol.greeted + self._has_called
 
     def give_up(self) -> None:

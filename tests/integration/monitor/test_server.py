@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 
 import liftenvelope
 from liftenvelope import new_message
-from liftenvelope.jetstream import JetStream, StreamConfig
+from liftenvelope.jetstream import JetStream, StorageType, StreamConfig
 from liftenvelope.monitor import Collector, Sampler
 from liftenvelope.monitor import server as monitor_server
 from liftenvelope.monitor.server import (
@@ -209,6 +210,74 @@ async def test_number_of_open_pages_is_limited(server: NatsServer) -> None:
         async with session.get("api/events?page=streams") as answer:
             assert answer.status == 503
             assert await answer.text() == "2 pages are open already: close one\n"
+
+
+def session_from(address: str, base: Any) -> aiohttp.ClientSession:
+    """Return a session whose connections come from an address of loopback."""
+    connector = aiohttp.TCPConnector(local_addr=(address, 0), limit=0)
+    return aiohttp.ClientSession(base, connector=connector, timeout=aiohttp.ClientTimeout(60))
+
+
+async def test_client_with_all_open_pages_makes_room_for_another_address(server: NatsServer) -> None:
+    async with pages(server, max_readers=4) as session, AsyncExitStack() as stack:
+        first = [await stack.enter_async_context(session.get("api/events?page=streams")) for _ in range(4)]
+        other = await stack.enter_async_context(session_from("127.0.0.2", session._base_url))
+        second = [await stack.enter_async_context(other.get("api/events?page=streams")) for _ in range(3)]
+        assert [answer.status for answer in second] == [200, 200, 503]  # each has its half
+        for answer in first[:2]:  # the oldest ones
+            with suppress(aiohttp.ClientError):
+                await answer.read()
+        for answer in [*first[2:], *second[:2]]:
+            assert (await answer.content.readline()).startswith(b"data: ")
+
+
+async def test_users_behind_a_proxy_make_room_for_each_other(server: NatsServer) -> None:
+    access = MonitorAccess(user_header="X-User")
+    async with pages(server, access, max_readers=2) as session, AsyncExitStack() as stack:
+        for user, status in (("ann", 200), ("ann", 200), ("ann", 503), ("ben", 200), ("ben", 503)):
+            request = session.get("api/events?page=streams", headers={"X-User": user})
+            assert (await stack.enter_async_context(request)).status == status
+
+
+async def status_of_page(session: aiohttp.ClientSession) -> int:
+    async with session.get("api/events?page=streams") as answer:
+        return answer.status
+
+
+@pytest.fixture
+def many_streams() -> Iterator[NatsServer]:
+    """A server whose list of streams is larger than the buffers of a connection."""
+
+    async def fill(url: str) -> None:
+        async with await nats.connect(url) as nc, JetStream(nc, timeout=60) as js:
+            for number in range(1_500):
+                name = f"{'s' * 150}{number}"
+                await js.create_stream(StreamConfig(name=name, subjects=(name,), storage=StorageType.MEMORY))
+
+    with run_nats_server(jetstream=True) as running:
+        asyncio.run(fill(running.url))
+        yield running
+
+
+async def test_page_that_takes_nothing_is_closed(
+    many_streams: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor_server, "_STUCK", 0.5)
+    async with pages(many_streams, max_readers=1) as session, asyncio.timeout(60):
+        base: Any = session._base_url
+        stalled = socket.socket()
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        stalled.connect((base.host, base.port))
+        reader, writer = await asyncio.open_connection(sock=stalled, limit=1)
+        writer.write(b"GET /api/events?page=streams HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert await reader.read(1) == b"H"
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        while await status_of_page(session) == 503:
+            pass
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        with suppress(ConnectionError):
+            assert not (await reader.read()).endswith(b"\r\n0\r\n\r\n")  # closed, and not ended
+        writer.close()
 
 
 @pytest.mark.parametrize(

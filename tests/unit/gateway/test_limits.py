@@ -125,7 +125,7 @@ FIXED = {
     "ack inbox or reply subject": ("_native.acks", "_LONGEST_INBOX"),
     "pings and settings of a connection before an answer is sent": ("rpc._connection", "_MOST_ANSWERS"),
     "cancelled calls of a connection whose late data is dropped": ("rpc._connection", "_MUTED"),
-    "file descriptors left to the rest of the process": ("rpc._places", "_RESERVED_DESCRIPTORS"),
+    "file descriptors left to the rest of the process": ("rpc.places", "_RESERVED_DESCRIPTORS"),
     "unsent answers of a call before its handler waits": ("rpc.server", "_ServerLink.send_buffer"),
     "members of a group": ("group.state", "MAX_MEMBERS"),
     "partitions of a group": ("group.state", "MAX_PARTITIONS"),

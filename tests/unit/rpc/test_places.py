@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from liftenvelope.rpc._places import ConnectionPlaces, client_of, place_to_free
+from liftenvelope.rpc.places import ConnectionPlaces, client_of, place_to_free
 
 
 @dataclass(eq=False)

@@ -38,8 +38,6 @@ class Occupant(Protocol):
     Attributes:
         client: Client of the connection, as from :func:`client_of`.
         address: The same without the certificate.
-        is_idle: True while the connection has no call.
-        standing: 0 until a frame of HTTP/2 came, 1 until the first call, 2 from then on.
         active_at: Time of the last received bytes, in seconds of a monotonic clock.
     """
 
@@ -48,10 +46,12 @@ class Occupant(Protocol):
     active_at: float
 
     @property
-    def is_idle(self) -> bool: ...
+    def is_idle(self) -> bool:
+        """True while the connection has no call."""
 
     @property
-    def standing(self) -> int: ...
+    def standing(self) -> int:
+        """0 until a frame of HTTP/2 came, 1 until the first call, 2 from then on."""
 
     def give_up(self) -> None:
         """Close the connection at once."""
