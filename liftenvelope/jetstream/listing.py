@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, TypeVar
 
+from liftenvelope.errors import ServerProtocolError
 from liftenvelope.jetstream.api import Api, natural
 from liftenvelope.jetstream.infos import ConsumerInfo, StreamInfo
 from liftenvelope.jetstream.names import check_filter, check_stream_name
@@ -12,6 +13,8 @@ from liftenvelope.jetstream.names import check_filter, check_stream_name
 __all__ = ["consumer_infos", "consumer_names", "stream_infos", "stream_names"]
 
 _Item = TypeVar("_Item")
+#: Items of a listing. A hostile server may list without end.
+_MOST_ITEMS: Final = 1_000_000
 _NO_SUBJECT: Final[Mapping[str, Any]] = {}
 
 
@@ -24,15 +27,27 @@ async def _pages(
     timeout: float | None,
     missing: list[str] | None = None,
 ) -> AsyncIterator[_Item]:
-    """Iterate over all items of a listing. The next page is requested when the last one is used up."""
+    """Iterate over all items of a listing. The next page is requested when the last one is used up.
+
+    Raises:
+        ServerProtocolError: The server repeats a page, or lists more than a million items.
+    """
+    last: list[Any] = []
 
     def page(answer: dict[str, Any]) -> tuple[list[_Item], int]:
+        nonlocal last
+        found = answer.get(key) or []
+        if found and found == last:
+            raise ServerProtocolError(f"the server sent a page of {subject} twice, from {offset:,} on")
+        last = found
         if missing is not None:
             missing.extend(name for name in map(str, answer.get("missing") or []) if name not in missing)
-        return [read(item) for item in answer.get(key) or []], natural(answer.get("total", 0))
+        return [read(item) for item in found], natural(answer.get("total", 0))
 
     offset = 0
     while True:
+        if offset > _MOST_ITEMS:
+            raise ServerProtocolError(f"the server must list at most {_MOST_ITEMS:,} items of {subject}")
         items, total = await api.request_as(page, subject, {**request, "offset": offset}, timeout=timeout)
         for item in items:
             yield item

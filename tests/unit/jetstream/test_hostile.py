@@ -19,7 +19,7 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.group._store import GroupStore
-from liftenvelope.jetstream import Batch, ConsumerConfig, JetStream, StreamConfig
+from liftenvelope.jetstream import Batch, ConsumerConfig, JetStream, StreamConfig, listing
 from liftenvelope.jetstream._stream import Stream
 from liftenvelope.jetstream.bucket import Bucket
 from liftenvelope.jetstream.infos import ConsumerInfo, StreamInfo
@@ -143,6 +143,42 @@ async def test_subjects_that_never_end_are_asked_for_once_more() -> None:
         async with connection(server.url) as nc:
             async with asyncio.timeout(60):
                 await raised(stream(JetStream(nc)).info(subjects_filter=">"))
+
+
+LISTINGS: dict[str, Callable[[JetStream], Awaitable[object]]] = {
+    "streams": lambda js: all_of(js.streams()),
+    "names": lambda js: all_of(js.stream_names()),
+}
+
+
+@pytest.mark.parametrize("call", LISTINGS.values(), ids=LISTINGS.keys())
+async def test_listing_that_repeats_its_page_is_a_protocol_error(
+    call: Callable[[JetStream], Awaitable[object]],
+) -> None:
+    def script(subject: bytes, reply: bytes, sid: int) -> bytes:
+        items = ["S"] if b".NAMES" in subject else [STREAM_INFO]
+        return msg(reply, sid, json.dumps({"total": 2**63 - 1, "streams": items}).encode())
+
+    with FakeNats(script=script).running() as server:
+        async with connection(server.url) as nc, asyncio.timeout(60):
+            with pytest.raises(ServerProtocolError, match=r"sent a page of STREAM\.\w+ twice, from 1 on"):
+                await call(JetStream(nc))
+
+
+async def test_listing_without_end_is_a_protocol_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    number = 0
+
+    def script(subject: bytes, reply: bytes, sid: int) -> bytes:
+        nonlocal number
+        number += 1
+        return msg(reply, sid, json.dumps({"total": 2**63 - 1, "streams": [f"S{number}"]}).encode())
+
+    monkeypatch.setattr(listing, "_MOST_ITEMS", 100)
+    with FakeNats(script=script).running() as server:
+        async with connection(server.url) as nc, asyncio.timeout(60):
+            with pytest.raises(ServerProtocolError, match="must list at most 100 items"):
+                await all_of(JetStream(nc).stream_names())
+    assert number == 101
 
 
 @pytest.mark.parametrize(
