@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from liftenvelope._deadlines import Deadline
 from liftenvelope.bulk.errors import RestoreError
-from liftenvelope.errors import CallTimeoutError, TransportError, jetstream_error
+from liftenvelope.errors import CallTimeoutError, ServerProtocolError, TransportError, jetstream_error
 from liftenvelope.jetstream.api import read_answer
 from liftenvelope.jetstream.statuses import status_number
 
@@ -44,14 +44,16 @@ def received_chunks(link: NatsSocket, access: Access, sid: int) -> Iterator[byte
     Raises:
         JetStreamError: The server can't read the stream, or gave the snapshot up.
         TransportError: The connection was lost, or a chunk is missing.
+        ServerProtocolError: The server sent a message for another subscription.
         CallTimeoutError: No chunk came within ``timeout`` seconds.
         PermissionDeniedError: The user may not acknowledge chunks.
     """
     number = 0
     while True:
         frame = _next_frame(link, access, Deadline(access.timeout), f"chunk {number + 1} of the snapshot")
-        if frame.sid != sid:
-            continue
+        if frame.sid != sid:  # the connection has no other: passing over them would never end
+            text = f"{link.address} sent a message for subscription {frame.sid}, which does not exist"
+            raise ServerProtocolError(text)
         if not frame.payload:
             status = frame.status
             if status is not None and status.code != _ENDED:

@@ -102,7 +102,12 @@ class EndlessSnapshot(FakeNats):
 
     A real one does neither. The subject of the acknowledgements is that of nats-server 2.15.1, and the chunks
     repeat the data of one of its backups: an S2 stream may begin anew.
+
+    Attributes:
+        sid: Number of the subscription of the chunks; 0 for the right one.
     """
+
+    sid = 0
 
     def _talk(self, connection: socket.socket, data: bytearray) -> None:
         if data is self.received[0]:  # the connection for requests
@@ -117,7 +122,7 @@ class EndlessSnapshot(FakeNats):
         chunk = (BACKUP / "stream.arc.s2").read_bytes() * 100
         for number in itertools.count(1):
             ack = b"$JS.SNAPSHOT.ACK.S.fake.%d.%d" % (len(chunk), number)
-            head = b"MSG %b %b %b %d\r\n" % (found[1], found[2], ack, len(chunk))
+            head = b"MSG %b %d %b %d\r\n" % (found[1], self.sid or int(found[2]), ack, len(chunk))
             connection.sendall(head + chunk + b"\r\n")
 
 
@@ -146,4 +151,17 @@ def test_snapshot_that_does_not_end_is_cut_off_and_deleted(
     ):
         bulk.backup(server.url, "S", tmp_path / "backup", max_bytes=max_bytes, progress=seen.append)
     assert most - 69_800 < seen[-1].bytes <= most
+    assert list((tmp_path / "backup").iterdir()) == []
+
+
+def test_snapshot_for_another_subscription_ends_with_a_typed_error(tmp_path: Path) -> None:
+    def script(subject: bytes, reply: bytes, sid: int) -> bytes:
+        if b".SNAPSHOT." not in subject:
+            return usual(subject, reply, sid)
+        return msg(reply, sid, json.dumps({"config": {"name": "S"}, "state": _STATE}).encode())
+
+    server = EndlessSnapshot(script=script)
+    server.sid = 77
+    with server.running(), pytest.raises(ServerProtocolError, match="sent a message for subscription 77"):
+        bulk.backup(server.url, "S", tmp_path / "backup")
     assert list((tmp_path / "backup").iterdir()) == []
