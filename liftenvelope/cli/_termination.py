@@ -20,9 +20,10 @@ _T = TypeVar("_T")
 def run_until_terminated(work: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine and return its result. SIGTERM cancels it, so that it closes its connections itself.
 
-    An exception that the handler of the signal raised would come out of the event loop itself. Connections
-    would then be closed when the loop no longer runs, and Python warn of them. A second SIGTERM raises one
-    nevertheless: a coroutine may not end soon after it is cancelled.
+    An exception that the handler of the signal raised in the event loop would come out of the loop itself.
+    Connections would then be closed when the loop no longer runs, and Python warn of them. So it is raised in
+    the coroutine alone, which may wait for a terminal or a pipe, and otherwise only by a second SIGTERM: a
+    coroutine may not end soon after it is cancelled.
 
     Raises:
         SystemExit: SIGTERM came, and the coroutine ended by that.
@@ -50,9 +51,11 @@ def _cancelled_by_sigterm() -> Iterator[list[int]]:
         yield seen
         return
 
-    def cancel(number: int, _: FrameType | None) -> None:
+    def cancel(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, before)
         seen.append(number)
+        if asyncio.current_task(loop) is task:
+            before(number, frame)
         task.cancel()
         loop.call_soon_threadsafe(lambda: None)  # wakes the loop
 
