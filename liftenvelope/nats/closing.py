@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from nats.aio.client import Client
 
+from liftenvelope.nats.link import mark_reconnecting
+
 __all__ = ["close_connection"]
 
 #: Seconds in which a cancelled task of nats-py ends, unless the cancellation was lost.
@@ -35,11 +37,10 @@ async def close_connection(nc: Client) -> None:
         asyncio.CancelledError: The calling task was cancelled.
     """
     await _close(nc)
-    while reconnections := await _reconnections(nc):
+    while (reconnections := await _reconnections(nc)) or not nc.is_closed:
         for one in reconnections:
             one.cancel()
-        await asyncio.wait(reconnections, timeout=_ENDED)
-        nc._status = Client.RECONNECTING  # otherwise the next close leaves open what they have opened
+        mark_reconnecting(nc)  # otherwise the next close leaves open what they have opened
         await _close(nc)
 
 

@@ -81,6 +81,11 @@ def max_payload_of(nc: Client) -> int:
     return found
 
 
+def mark_reconnecting(nc: Client) -> None:
+    """Make ``close`` of a connection close all that it has, as if it was not closed yet."""
+    nc._status = nc.RECONNECTING
+
+
 def is_encrypted(nc: Client) -> bool:
     """Return True if a connection uses TLS, by the condition under which nats-py begins with TLS."""
     return bool(nc._server_info.get("tls_required") or nc.options["tls_handshake_first"])
