@@ -357,21 +357,28 @@ class ConsumerRead(RangeRead):
         if not source.filters:
             super()._check_gaps()
             return
-        gaps, self._gaps = self._gaps, []
         if self._plan.on_retention != "raise":
+            self._gaps.clear()
             return
+        # The server is asked before the gaps are taken: an answer may not come, and the read then goes on.
         oldest, age = source.oldest_and_age()
+        may_jump = any(start < oldest for start, _ in self._gaps) and source.may_have_holes()
+        gaps, self._gaps = self._gaps, []
         later = self._skips.pass_over(gaps, self._flushed, oldest)
-        lost = self._lost_of_backlog()
-        if lost is None and later is not None and self._skips.may_have_lost(time.monotonic(), age):
-            lost = later
-        if lost is not None and not source.may_have_holes():
+        if may_jump:
+            self._skips.suspect = None
+            return
+        lost = later
+        if lost is None or not self._skips.may_have_lost(time.monotonic(), age):
+            lost = self._lost_of_backlog()
+        if lost is not None:
             raise retention_error(source.stream, self._span.partition, lost, oldest)
 
     def _lost_of_backlog(self) -> int | None:
         """Return the start of the gap in which messages were lost that were stored when the read began."""
         skips, left = self._skips, 0
-        if (suspect := skips.suspect) is None:
+        suspect = skips.suspect
+        if suspect is None or not skips.is_due(self._flushed):
             return None
         if (between := skips.to_count()) is not None:
             # Later messages first: a message that is stored in between must not look lost.

@@ -19,8 +19,8 @@ import liftenvelope
 from liftenvelope import bulk
 from liftenvelope.bulk import Access, Gap, Progress, RetentionError
 from liftenvelope.bulk._jetstream.consumer_read import ConsumerRead
-from liftenvelope.bulk._jetstream.requests import consumer_request
-from liftenvelope.errors import UsageError
+from liftenvelope.bulk._jetstream.requests import JetStreamRequests, consumer_request
+from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, NatsServer
 from tests.integration.bulk_streams import (
     BulkThreads,
@@ -180,6 +180,58 @@ def test_retention_of_a_matching_message_fails_a_filtered_read(server: NatsServe
     )
     with pytest.raises(RetentionError, match=r"GONE\[0\]: message 0 is gone, the oldest is 500"):
         _purge_while_reading(server, "GONE", 500)
+
+
+def test_retention_is_noticed_though_the_server_did_not_answer_at_first(server: NatsServer) -> None:
+    make_stream(server.url, "MUTE")
+    publish(
+        server.url,
+        [("MUTE.wanted" if at in (300, 900) else "MUTE.other", b"", None) for at in range(1_000)],
+    )
+    ask, failures = JetStreamRequests.oldest_and_age, iter([TransportError("as if the connection was lost")])
+
+    def ask_late(source: JetStreamRequests) -> tuple[int, float]:
+        for failure in failures:
+            raise failure
+        return ask(source)
+
+    with (
+        patch.object(JetStreamRequests, "oldest_and_age", ask_late),
+        pytest.raises(RetentionError, match=r"MUTE\[0\]: message 0 is gone, the oldest is 500"),
+    ):
+        _purge_while_reading(server, "MUTE", 500)
+    assert not list(failures)
+
+
+def test_holes_of_a_bucket_are_looked_at_once(server: NatsServer) -> None:
+    """A filtered tail asked the server at each later message, and in between."""
+    make_stream(server.url, "HOLES", max_msgs_per_subject=1)
+    rewritten = [f"HOLES.{at}" for at in range(20)]
+    publish(server.url, [(subject, b"", None) for subject in rewritten])
+    threads, asked = BulkThreads(), list[JetStreamRequests]()
+    ask, count_matching = JetStreamRequests.oldest_and_age, ConsumerRead._count_matching
+
+    def rewrite_first(read: ConsumerRead, left: int, end: int) -> None:
+        count_matching(read, left, end)
+        publish(server.url, [(subject, b"", None) for subject in rewritten])
+
+    def note(source: JetStreamRequests) -> tuple[int, float]:
+        asked.append(source)
+        return ask(source)
+
+    with (
+        filtered_by("server"),
+        patch.object(JetStreamRequests, "oldest_and_age", note),
+        patch.object(ConsumerRead, "_count_matching", rewrite_first),
+    ):
+        reader = bulk.tail(server.url, "HOLES", subjects="HOLES.*", start="earliest", batch_seconds=0.05)
+        for at in range(5):
+            publish(server.url, [(f"HOLES.new{at}", b"", None)])
+            while reader.read_next_batch()["offset"].to_pylist()[-1] < 40 + at:
+                pass
+        assert len(asked) == 1
+        del reader
+        threads.wait_until_gone()
 
 
 def test_retention_of_messages_on_their_way_is_no_loss_of_a_filtered_read(server: NatsServer) -> None:
