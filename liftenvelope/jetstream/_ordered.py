@@ -256,6 +256,16 @@ class OrderedConsumer:
         """
         return first_of(await self._fetches.fetch(Amount(1, None, as_seconds("timeout", timeout))), timeout)
 
+    async def close(self) -> None:
+        """Delete the consumer of the fetches at the server; a later fetch makes another one.
+
+        Without this call the server deletes it after five minutes.
+
+        Raises:
+            JetStreamError, CallTimeoutError, TransportError: The consumer may not be deleted yet.
+        """
+        await self._fetches.close()
+
     def _plan(
         self,
         max_messages: int | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,7 @@ from liftenvelope.errors import (
     ConsumerNotFoundError,
     LiftEnvelopeError,
     NoJetStreamError,
+    StreamNotFoundError,
     TransportError,
     UsageError,
 )
@@ -199,6 +201,17 @@ class OrderedFetches:
         finally:
             fetching.cancel()
             await asyncio.wait({fetching})
+
+    async def close(self) -> None:
+        """Delete the current consumer, and wait for the answer.
+
+        Raises:
+            JetStreamError, CallTimeoutError, TransportError: The consumer may not be deleted yet.
+        """
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            with suppress(ConsumerNotFoundError, StreamNotFoundError):
+                await reader.consumer.delete()
 
     def _leave(self) -> None:
         """Abandon the current consumer; the next fetch creates another one."""

@@ -293,3 +293,13 @@ def test_deleted_stream_ends_a_subscription(at: tuple[str, str], name: str) -> N
     assert error.startswith("Error: ")
     assert "deleted" in error
     assert "Traceback" not in error
+
+
+def test_messages_of_a_stream_that_allows_one_consumer(nats_url: str, name: str, tmp_path: Path) -> None:
+    at, config = ("--url", nats_url), tmp_path / "stream.json"
+    config.write_text('{"max_consumers": 1}')
+    text_of("stream", "create", name, "--subject", f"{name}.*", "--config", str(config), *at)
+    for subject in "aab":
+        text_of("publish", f"{name}.{subject}", "x", *at)
+    found = lines_of("tail", name, "--start", "earliest", "--subject", f"{name}.a", "--no-follow", *at)
+    assert [one["sequence"] for one in found] == [1, 2]
