@@ -20,9 +20,11 @@ from liftenvelope.errors import UsageError
 
 __all__ = ["RunFiles", "SavedRun", "compared", "read_run", "run_options", "write_run"]
 
-#: Marks files of this command, so that no other file is taken for a run.
-_FORMAT: Final = "liftenvelope bench 1"
+#: Marks files of this command, so that no other file is taken for a run. Those of 1 had no time.
+_FORMAT: Final = "liftenvelope bench 2"
 _LARGEST: Final = 1024 * 1024
+#: Last runs that are kept.
+_MOST_KEPT: Final = 100
 _FILE: Final = click.Path(dir_okay=False)
 _OPTIONS: Final = (
     click.option("--save", type=_FILE, metavar="FILE", help="Write the measured values to FILE as JSON."),
@@ -126,6 +128,7 @@ class RunFiles:
             path = _last_file(parameters)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_run(str(path), parameters, values)
+            _prune(path.parent)
         except (OSError, UsageError) as exc:  # such as a home directory that is read-only
             _note(f"this run is not kept for a comparison: {exc}")
 
@@ -134,15 +137,22 @@ def _note(text: str) -> None:
     click.echo(shown(f"Note: {text}; --no-history leaves it out"), err=True)
 
 
+def _prune(folder: Path) -> None:
+    """Delete the oldest runs: calls with servers or streams of their own are many."""
+    runs = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
+    for file in runs[:-_MOST_KEPT]:
+        file.unlink(missing_ok=True)
+
+
 def _last_file(parameters: Mapping[str, object]) -> Path:
     """Return the file of the last run with these parameters.
 
     Raises:
         UsageError: The user has no home directory.
     """
-    given = os.environ.get("XDG_STATE_HOME")
+    given = Path(os.environ.get("XDG_STATE_HOME", ""))
     try:
-        folder = Path(given) if given else Path.home() / ".local" / "state"
+        folder = given if given.is_absolute() else Path.home() / ".local" / "state"
     except RuntimeError as exc:  # such as a user id of a container that /etc/passwd does not list
         raise UsageError("the user has no home directory; set XDG_STATE_HOME") from exc
     name = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode()).hexdigest()[:32]
