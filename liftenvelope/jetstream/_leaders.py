@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
+from liftenvelope._checks import as_seconds
 from liftenvelope._deadlines import Deadline
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -26,6 +27,8 @@ __all__ = ["step_down"]
 #: Seconds between two looks for the new leader, and for one answer: without a leader nobody answers.
 _PAUSE: Final = 0.1
 _ANSWER: Final = 1.0
+#: Elections that a preferred server may lose. One that is too far behind loses all of them.
+_ELECTIONS: Final = 3
 
 
 class _Info(Protocol):
@@ -49,7 +52,7 @@ async def step_down(
         preferred: Server that should lead.
         timeout: Seconds for the whole call.
     """
-    deadline = Deadline(api.timeout if timeout is None else timeout)
+    deadline = Deadline(api.timeout if timeout is None else as_seconds("timeout", timeout))
     before = (await info(deadline.left)).cluster or ClusterInfo()
     names = [one.name for one in before.replicas]
     if not names:
@@ -58,13 +61,16 @@ async def step_down(
         raise UsageError(f"preferred must be a replica that does not lead, one of {names}, got {preferred!r}")
     body = {"placement": {"preferred": preferred}} if preferred is not None else None
     await api.request(path, body, timeout=deadline.left)
-    term = (before.leader, before.leader_since)
+    term, elections = (before.leader, before.leader_since), 0
     while not deadline.is_over:
         try:
             found = (await info(min(_ANSWER, deadline.left))).cluster or ClusterInfo()
             if found.leader and (found.leader, found.leader_since) != term:
                 if preferred in (None, found.leader):
                     return found.leader
+                elections += 1
+                if elections == _ELECTIONS:
+                    break
                 # The preferred server lost the election, as it may on a busy machine.
                 await api.request(path, body, timeout=min(_ANSWER, deadline.left))
                 term = (found.leader, found.leader_since)
@@ -74,6 +80,5 @@ async def step_down(
             pass
         await asyncio.sleep(min(_PAUSE, deadline.left))
     outcome = "no other one was elected" if preferred is None else f"{preferred} was not elected"
-    raise CallTimeoutError(
-        f"the leader {before.leader} stepped down, and {outcome} within {deadline.timeout:g} s"
-    )
+    limit = f"within {deadline.timeout:g} s" if elections < _ELECTIONS else f"{elections} times"
+    raise CallTimeoutError(f"the leader {before.leader} stepped down, and {outcome} {limit}")

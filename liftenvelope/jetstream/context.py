@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final, Self
 
+from liftenvelope._checks import as_seconds
+from liftenvelope._deadlines import Deadline
 from liftenvelope.errors import JetStreamError, StreamNotFoundError, UsageTypeError
 from liftenvelope.jetstream import _consumer_requests as requests
 from liftenvelope.jetstream import listing
@@ -97,7 +99,7 @@ class JetStream(Publishing):
 
         Args:
             config: Configuration of the stream.
-            timeout: Seconds to wait. Default: the timeout of the context.
+            timeout: Seconds for the whole call. Default: the timeout of the context.
 
         Raises:
             StreamNameInUseError: The stream exists with another configuration.
@@ -105,14 +107,17 @@ class JetStream(Publishing):
             InvalidConfigError: The server rejects the configuration.
             ResourcesExceededError: The server or the account has no room for the stream.
         """
+        deadline = Deadline(self.api.timeout if timeout is None else as_seconds("timeout", timeout))
+        left = deadline.timeout
         for pause in _PAUSES:
             try:
-                return await self._put_stream("CREATE", config, timeout)
+                return await self._put_stream("CREATE", config, left)
             except JetStreamError as exc:
-                if exc.err_code != _NO_STORE:
+                if exc.err_code != _NO_STORE or deadline.left <= pause:
                     raise
             await asyncio.sleep(pause)
-        return await self._put_stream("CREATE", config, timeout)
+            left = deadline.left
+        return await self._put_stream("CREATE", config, left)
 
     async def update_stream(self, config: StreamConfig, *, timeout: float | None = None) -> Stream:
         """Update a stream. Start from ``dataclasses.replace(stream.cached_info.config, ...)``.
