@@ -29,6 +29,7 @@ from liftenvelope.errors import (
 from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream._consumer_config import ConsumerConfig
 from liftenvelope.jetstream._events import (
+    Disconnected,
     MissedHeartbeats,
     NoResponders,
     OrderedReset,
@@ -77,6 +78,8 @@ class OrderedFeed:
         #: Number of consecutive consumers that delivered nothing.
         self._fruitless = 0
         self._reason = ""
+        #: True if the user was told that the connection is lost, and not yet that it is back.
+        self._told_lost = False
         self._stopped = False
         self._reading = False
         self._making: asyncio.Task[None] | None = None
@@ -250,14 +253,22 @@ class OrderedFeed:
                 raise ConnectionClosedError("the NATS connection is closed or being drained")
             try:
                 if self._nc.is_connected:
+                    self._tell_connection(lost=False)
                     await self._begin()
                     return
             except _PASSING as exc:
                 if isinstance(exc, ConnectionClosedError):
                     raise
             if not self._nc.is_connected:
+                self._tell_connection(lost=True)
                 backoff.reset()
             await self._pause(backoff.next())
+
+    def _tell_connection(self, *, lost: bool) -> None:
+        """Tell the user that the connection is lost or back, which pulls tell only while there are some."""
+        if lost is not self._told_lost:
+            self._told_lost = lost
+            self._user_hooks.tell(Disconnected() if lost else Reconnected())
 
     async def _pause(self, seconds: float) -> None:
         """Sleep until the time is over or the feed has ended."""
@@ -282,7 +293,10 @@ class OrderedFeed:
             self._forget()
 
     def _on_event(self, generation: int, event: PullEvent) -> None:
-        self._user_hooks.tell(event)
+        if isinstance(event, Disconnected | Reconnected):
+            self._tell_connection(lost=isinstance(event, Disconnected))
+        else:
+            self._user_hooks.tell(event)
         if self._stopped or generation != self._generation:
             return  # the event is of an abandoned consumer
         if isinstance(event, Reconnected):

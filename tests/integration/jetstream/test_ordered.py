@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
-from liftenvelope.errors import ConnectionClosedError, StreamNotFoundError, UsageError
+from liftenvelope.errors import ConnectionClosedError, StreamNotFoundError, TransportError, UsageError
+from liftenvelope.jetstream import JetStream, StreamConfig
+from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream._consumer_config import DeliverPolicy
-from liftenvelope.jetstream._events import OrderedReset, PullEvent
+from liftenvelope.jetstream._events import Disconnected, OrderedReset, PullEvent, Reconnected
 from liftenvelope.jetstream._ordered import OrderedConsumer
 from liftenvelope.jetstream._ordered_feed import OrderedFeed
+from liftenvelope.jetstream._ordered_places import OrderedPlaces
 from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.message import Message, Recorder
 from liftenvelope.testing import run_nats_server
@@ -295,3 +298,37 @@ async def test_reader_with_short_timeouts_goes_on_after_an_outage(name: str) -> 
 
 async def read(messages: object, count: int) -> list[bytes]:
     return [(await messages.next(timeout=60)).data for _ in range(count)]  # type: ignore[attr-defined]
+
+
+async def test_connection_lost_between_two_consumers_is_told(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that stops ends JetStream first, so no pulls are left to tell that the connection is lost."""
+    with run_nats_server(jetstream=True) as server:
+        nc = await connect(server.url)
+        async with JetStream(nc, timeout=60) as js:
+            stream = await js.create_stream(StreamConfig(name=name))
+            await js.publish(name, b"1")
+            events: list[PullEvent] = []
+            async with stream.ordered_consumer().messages(on_event=events.append) as messages:
+                assert (await messages.next(timeout=60)).data == b"1"
+                make = OrderedPlaces.make
+
+                async def make_too_late(places: OrderedPlaces, sequence: int) -> Consumer:
+                    monkeypatch.setattr(OrderedPlaces, "make", make)
+                    server.kill()
+                    await until(lambda: not nc.is_connected)
+                    raise TransportError("as if the connection was lost during the request")
+
+                monkeypatch.setattr(OrderedPlaces, "make", make_too_late)
+                async for consumer in stream.consumer_names():
+                    await stream.delete_consumer(consumer)
+                waiting = asyncio.create_task(messages.next(timeout=240))
+                await until(lambda: Disconnected() in events)
+                server.start()
+                await until(lambda: Reconnected() in events)
+                await js.publish(name, b"2")
+                assert (await waiting).data == b"2"
+            told = [event for event in events if isinstance(event, Disconnected | Reconnected)]
+            assert told == [Disconnected(), Reconnected()]
+        await nc.close()
