@@ -294,9 +294,8 @@ class OrderedFeed:
 
     def _on_event(self, generation: int, event: PullEvent) -> None:
         if isinstance(event, Disconnected | Reconnected):
-            self._tell_connection(lost=isinstance(event, Disconnected))
-        else:
-            self._user_hooks.tell(event)
+            self._told_lost = isinstance(event, Disconnected)
+        self._user_hooks.tell(event)
         if self._stopped or generation != self._generation:
             return  # the event is of an abandoned consumer
         if isinstance(event, Reconnected):
