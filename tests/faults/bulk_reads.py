@@ -8,9 +8,12 @@ them; and no thread and no connection may be left.
 
 from __future__ import annotations
 
+import gc
 import random
+import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -335,5 +338,15 @@ def rows_of(batch: Any) -> list[Row]:
 def _wait_until_gone(proxy: FaultProxy) -> None:
     deadline = time.monotonic() + 30
     while proxy.open_connections:
-        assert time.monotonic() < deadline, "a connection was left open"
+        assert time.monotonic() < deadline, _left_open(proxy)
         time.sleep(0.01)
+
+
+def _left_open(proxy: FaultProxy) -> str:
+    """Tell what may hold the connections: a thread, or garbage."""
+    count, frames = proxy.open_connections, sys._current_frames()
+    stacks = ["".join(traceback.format_stack(frames[id_])) for id_ in frames if id_ != threading.get_ident()]
+    gc.collect()
+    time.sleep(1)
+    text = f"{count} connections were left open, {count - proxy.open_connections} of them by garbage"
+    return "\n".join([f"{text}; the threads:", *stacks])
