@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from liftenvelope.cli._config_changes import config_option, overlaid, read_config
+from liftenvelope.cli._option_lists import with_options
 from liftenvelope.cli._places import DurationType, SizeType, StartType
 from liftenvelope.errors import UsageError
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["changed_consumer", "create_options", "edit_options", "new_consumer"]
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 _DURATION, _SIZE, _COUNT = DurationType(), SizeType(), click.IntRange(min=-1)
 #: Option -> policy of a priority group.
@@ -109,18 +109,10 @@ _EDIT: Final = (
 )
 
 
-def create_options(command: _F) -> _F:
-    """Add the options of a new consumer."""
-    for option in reversed(_CREATE + _BOTH):
-        command = option(command)
-    return command
-
-
-def edit_options(command: _F) -> _F:
-    """Add the options that an existing consumer can change."""
-    for option in reversed(_BOTH + _EDIT):
-        command = option(command)
-    return command
+#: Adds the options of a new consumer.
+create_options: Final = with_options(*_CREATE, *_BOTH)
+#: Adds the options that an existing consumer can change.
+edit_options: Final = with_options(*_BOTH, *_EDIT)
 
 
 def new_consumer(name: str, options: dict[str, Any]) -> ConsumerConfig:

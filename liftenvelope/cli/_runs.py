@@ -6,14 +6,16 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
+from liftenvelope.cli._option_lists import with_options
 from liftenvelope.cli._places import check_file, check_folder
 from liftenvelope.cli._terminal import shown
 from liftenvelope.errors import UsageError
@@ -26,7 +28,8 @@ _LARGEST: Final = 1024 * 1024
 #: Last runs that are kept.
 _MOST_KEPT: Final = 100
 _FILE: Final = click.Path(dir_okay=False)
-_OPTIONS: Final = (
+#: Adds the options that save and compare runs.
+run_options: Final = with_options(
     click.option("--save", type=_FILE, metavar="FILE", help="Write the measured values to FILE as JSON."),
     click.option(
         "--compare",
@@ -38,14 +41,6 @@ _OPTIONS: Final = (
         "--no-history", is_flag=True, help="Neither compare with the last run nor keep this one for the next."
     ),
 )
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def run_options(command: _Function) -> _Function:
-    """Add the options that save and compare runs."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +134,10 @@ def _note(text: str) -> None:
 
 def _prune(folder: Path) -> None:
     """Delete the oldest runs: calls with servers or streams of their own are many."""
-    runs = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
-    for file in runs[:-_MOST_KEPT]:
-        file.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):  # another process deletes them, too
+        runs = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
+        for file in runs[:-_MOST_KEPT]:
+            file.unlink()
 
 
 def _last_file(parameters: Mapping[str, object]) -> Path:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from liftenvelope.cli._config_changes import config_option, overlaid, read_config
+from liftenvelope.cli._option_lists import with_options
 from liftenvelope.cli._places import DurationType, SizeType
 from liftenvelope.errors import UsageError
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["edit_options", "jetstream_config", "liftbridge_settings", "settings_options"]
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 #: Option -> field of JetStream's configuration.
 _JETSTREAM: Final = {
@@ -120,18 +120,10 @@ _LIFTBRIDGE_OPTIONS: Final = (
 )
 
 
-def settings_options(command: _F) -> _F:
-    """Add the options of a new stream, of both kinds."""
-    for option in reversed(_BOTH + _JETSTREAM_OPTIONS + _LIFTBRIDGE_OPTIONS):
-        command = option(command)
-    return command
-
-
-def edit_options(command: _F) -> _F:
-    """Add the options of a JetStream stream."""
-    for option in reversed(_BOTH + _JETSTREAM_OPTIONS):
-        command = option(command)
-    return command
+#: Adds the options of a new stream, of both kinds.
+settings_options: Final = with_options(*_BOTH, *_JETSTREAM_OPTIONS, *_LIFTBRIDGE_OPTIONS)
+#: Adds the options of a JetStream stream.
+edit_options: Final = with_options(*_BOTH, *_JETSTREAM_OPTIONS)
 
 
 def _renamed(options: Mapping[str, Any], names: Mapping[str, str], kind: str) -> dict[str, Any]:

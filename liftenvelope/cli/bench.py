@@ -7,12 +7,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import click
 
 from liftenvelope._checks import as_seconds
 from liftenvelope.cli._latencies import PERCENTILES, bars, buckets, percentile, shown_seconds
+from liftenvelope.cli._option_lists import with_options
 from liftenvelope.cli._places import SizeType, StartType
 from liftenvelope.cli._runs import RunFiles, SavedRun, compared, run_options
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
@@ -29,7 +30,6 @@ __all__ = ["bench"]
 _COUNT: Final = click.option(
     "--count", "-n", type=click.IntRange(min=1), default=10_000, show_default=True, help="Messages."
 )
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 #: Publishes a message, and returns the future of its ack.
 _Send: TypeAlias = Callable[
     [], "Awaitable[asyncio.Future[PubAck] | asyncio.Future[Ack | None] | asyncio.Future[Ack]]"
@@ -117,7 +117,7 @@ def bench() -> None:
     """Measure publishing and reading on your servers."""
 
 
-_PUBLISHING: Final = (
+_publishing_options: Final = with_options(
     _COUNT,
     click.option("--size", type=SizeType(), default=128, show_default=True, help="Bytes of each payload."),
     click.option(
@@ -130,12 +130,6 @@ _PUBLISHING: Final = (
     run_options,
     json_option,
 )
-
-
-def _publishing_options(command: _Function) -> _Function:
-    for option in reversed(_PUBLISHING):
-        command = option(command)
-    return command
 
 
 @dataclass(frozen=True, kw_only=True)
