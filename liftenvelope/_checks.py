@@ -229,6 +229,13 @@ def as_list(name: str, value: Any) -> list[Any]:
     return value
 
 
+def check_calls(**calls: object) -> None:
+    """Raise UsageTypeError if a callback, given by its name, is neither None nor callable."""
+    for name, value in calls.items():
+        if value is not None and not callable(value):
+            raise UsageTypeError(f"{name} must be a function or None, got {value!r}")
+
+
 def as_inboxes(name: str, prefixes: Any) -> tuple[str, ...]:
     """Return allowed prefixes of inboxes as a tuple.
 

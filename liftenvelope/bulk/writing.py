@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from liftenvelope._checks import as_choice, as_count, as_full_text
+from liftenvelope._checks import as_choice, as_count, as_full_text, check_calls
 from liftenvelope.bulk._jetstream.source import JetStreamSource
 from liftenvelope.bulk._writes.jetstream import MODES, JetStreamWrite, WriteMode
 from liftenvelope.bulk._writes.liftbridge import LiftbridgeWrite
@@ -17,7 +17,7 @@ from liftenvelope.bulk.outgoing import Written, batches_of, open_rows, published
 from liftenvelope.bulk.ranges import OnProgress, Progress
 from liftenvelope.client.binding import options_of
 from liftenvelope.client.blocking import BlockingClient, connect_blocking
-from liftenvelope.errors import LiftEnvelopeError, UsageError, UsageTypeError
+from liftenvelope.errors import LiftEnvelopeError, UsageError
 from liftenvelope.jetstream.publish_frames import header_block
 from liftenvelope.payload import PayloadChoice, as_payload
 from liftenvelope.types import AckPolicy
@@ -117,8 +117,7 @@ def write(
     """
     target = find_target(source, access)
     as_count("max_in_flight", max_in_flight)
-    if progress is not None and not callable(progress):
-        raise UsageTypeError(f"progress must be a function or None, got {progress!r}")
+    check_calls(progress=progress)
     _check_options(target.kind, subject, envelope, message_id, partition)
     _check_mode(target.kind, mode)
     limits = PackLimits(pack_rows, pack_bytes)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope._checks import as_count, as_seconds, require
+from liftenvelope._checks import as_count, as_seconds, check_calls, require
 from liftenvelope._showing import html_table, short
 from liftenvelope.bulk._archive.files import ArchiveFile, ArchiveFolder, Rotation, check_parquet
 from liftenvelope.bulk._archive.layout import Layout, PartitionBy
@@ -18,7 +18,6 @@ from liftenvelope.bulk._archive.places import find_place
 from liftenvelope.bulk._engine.crew import Crew, Piece
 from liftenvelope.bulk._engine.plan import OnRetention
 from liftenvelope.bulk._engine.schema import EnvelopeMode
-from liftenvelope.bulk._reads.batches import check_calls
 from liftenvelope.bulk._reads.copying import CopiedRows, CopyRows, check_types, make_copy
 from liftenvelope.bulk._reads.payload import OnBad
 from liftenvelope.bulk._reads.reading import BATCH_BYTES, BATCH_ROWS
@@ -158,7 +157,7 @@ def to_parquet(
         >>> bulk.to_parquet("nats://localhost:4222", "ORDERS", "archive/orders")  # doctest: +SKIP
     """
     _, _, chosen = check_range(partitions, start, stop, None)
-    check_calls(on_gap, progress)
+    check_calls(on_gap=on_gap, progress=progress)
     place = find_place(path, filesystem, stream)
     rotation = _rotation(rotate_rows, rotate_bytes, rotate_seconds, place.most_bytes)
     layout = Layout(partition_by)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from liftenvelope.bulk._engine.crew import Crew
 from liftenvelope.bulk.ranges import Gap, OnGap, OnProgress, Progress, Range
-from liftenvelope.errors import UsageTypeError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,14 +18,7 @@ if TYPE_CHECKING:
 else:
     from liftenvelope.bulk._engine.schema import pa
 
-__all__ = ["BatchDecoder", "Batches", "check_calls", "start_batches", "start_reader"]
-
-
-def check_calls(on_gap: object, progress: object) -> None:
-    """Raise UsageTypeError if a callback is neither None nor callable."""
-    for name, value in (("on_gap", on_gap), ("progress", progress)):
-        if value is not None and not callable(value):
-            raise UsageTypeError(f"{name} must be a function or None, got {value!r}")
+__all__ = ["BatchDecoder", "Batches", "start_batches", "start_reader"]
 
 
 class BatchDecoder(Protocol):

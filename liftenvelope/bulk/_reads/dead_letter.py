@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope._checks import check_calls
 from liftenvelope.bulk._engine.schema import HEADERS
 from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
 from liftenvelope.bulk.writing import write
@@ -56,12 +57,7 @@ class DeadLetter:
         for name, value in (("stream", self.stream), ("subject", self.subject or "")):
             if not isinstance(value, str):
                 raise UsageTypeError(f"{name} must be str, got {type(value).__name__}")
-        _check_call(self.on_written)
-
-
-def _check_call(on_written: object) -> None:
-    if on_written is not None and not callable(on_written):
-        raise UsageTypeError(f"on_written must be a function or None, got {on_written!r}")
+        check_calls(on_written=self.on_written)
 
 
 class LetterBox:

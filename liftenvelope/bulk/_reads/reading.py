@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from liftenvelope._checks import check_calls
 from liftenvelope.bulk._engine.plan import OnRetention, make_plan
 from liftenvelope.bulk._engine.schema import EnvelopeMode
-from liftenvelope.bulk._reads.batches import check_calls, start_batches, start_reader
+from liftenvelope.bulk._reads.batches import start_batches, start_reader
 from liftenvelope.bulk._reads.payload import OnBad
 from liftenvelope.bulk._reads.payload_plan import passed_rows, plan_payload
 from liftenvelope.bulk._reads.request import PARALLEL, read_request
@@ -138,7 +139,7 @@ def read(
         on_retention=on_retention,
         access=access,
     )
-    check_calls(on_gap, progress)
+    check_calls(on_gap=on_gap, progress=progress)
     typed = plan_payload(payload, on_bad, columns, envelope, request.source, stream, access)
     passed = passed_rows(request, start_row, packed=typed is not None and typed.packed)
     plan = make_plan(
@@ -220,7 +221,7 @@ def tail(
         on_retention=on_retention,
         access=access,
     )
-    check_calls(on_gap, progress)
+    check_calls(on_gap=on_gap, progress=progress)
     typed = plan_payload(payload, on_bad, columns, envelope, request.source, stream, access)
     passed = passed_rows(request, start_row, packed=typed is not None and typed.packed)
     plan = make_plan(

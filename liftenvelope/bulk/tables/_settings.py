@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypedDict
 
-from liftenvelope._checks import as_count, as_full_text, as_seconds
+from liftenvelope._checks import as_count, as_full_text, as_seconds, check_calls
 from liftenvelope.bulk._engine.plan import OnRetention
 from liftenvelope.bulk._engine.schema import EnvelopeMode
-from liftenvelope.bulk._reads.batches import check_calls
 from liftenvelope.bulk._reads.copying import CopyPlan, make_copy
 from liftenvelope.bulk._reads.payload import OnBad
 from liftenvelope.bulk._reads.reading import BATCH_BYTES, BATCH_ROWS
@@ -122,7 +121,7 @@ class TableSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "chosen", check_range(self.partitions, self.start, self.stop, None)[2])
-        check_calls(self.on_gap, self.progress)
+        check_calls(on_gap=self.on_gap, progress=self.progress)
         as_count("commit_rows", self.commit_rows)
         as_count("commit_bytes", self.commit_bytes)
         as_seconds("commit_seconds", self.commit_seconds)
