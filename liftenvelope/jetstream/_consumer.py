@@ -212,8 +212,8 @@ class Consumer:
             ConsumerNotFoundError: The consumer was deleted.
             StreamNotFoundError: The stream was deleted.
             JetStreamError: The servers are no cluster.
-            CallTimeoutError: No leader, or not ``preferred``, was elected in time; or the old one again by
-                servers that do not tell ``leader_since``.
+            CallTimeoutError: No leader was elected in time, or the old one again by servers that do not tell
+                ``leader_since``; or ``preferred`` was not elected in time, or lost three elections.
         """
         return await step_down(
             self._api,

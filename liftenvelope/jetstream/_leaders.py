@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-from liftenvelope._checks import as_seconds
 from liftenvelope._deadlines import Deadline
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -52,7 +51,7 @@ async def step_down(
         preferred: Server that should lead.
         timeout: Seconds for the whole call.
     """
-    deadline = Deadline(api.timeout if timeout is None else as_seconds("timeout", timeout))
+    deadline = Deadline(api.seconds_of(timeout))
     before = (await info(deadline.left)).cluster or ClusterInfo()
     names = [one.name for one in before.replicas]
     if not names:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Any, Self
 
-from liftenvelope._checks import MAX_INT64, as_count, as_seconds
+from liftenvelope._checks import MAX_INT64, as_count
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream import _consumer_requests as requests
 from liftenvelope.jetstream import listing
@@ -154,8 +154,8 @@ class Stream:
             UsageError: There is a single replica, or ``preferred`` has none or leads already.
             StreamNotFoundError: The stream was deleted.
             JetStreamError: The servers are no cluster.
-            CallTimeoutError: No leader, or not ``preferred``, was elected in time; or the old one again by
-                servers that do not tell ``leader_since``.
+            CallTimeoutError: No leader was elected in time, or the old one again by servers that do not tell
+                ``leader_since``; or ``preferred`` was not elected in time, or lost three elections.
         """
         return await step_down(
             self._api,
@@ -197,7 +197,7 @@ class Stream:
         """
         request = _one_message(sequence, last_by_subject, next_by_subject)
         if self._info.config.allow_direct if direct is None else direct:
-            seconds = self._api.timeout if timeout is None else as_seconds("timeout", timeout)
+            seconds = self._api.seconds_of(timeout)
             return await direct_message(self._api, self.name, request, timeout=seconds)
         return await self._api.request_as(
             lambda answer: stored_message(self.name, answer["message"]),
@@ -298,7 +298,7 @@ class Stream:
         return self._batch(request, timeout)
 
     def _batch(self, request: dict[str, Any], timeout: float | None) -> AsyncIterator[StoredMessage]:
-        seconds = self._api.timeout if timeout is None else as_seconds("timeout", timeout)
+        seconds = self._api.seconds_of(timeout)
         return direct_messages(self._api, self.name, request, batch=True, timeout=seconds)
 
     async def delete_message(

@@ -137,6 +137,14 @@ class Api:
         """
         return subject if self.prefix == DEFAULT_PREFIX else f"{self.prefix}.{subject}"
 
+    def seconds_of(self, timeout: float | None) -> float:
+        """Return the timeout of a call in seconds: the default one if it is None.
+
+        Raises:
+            UsageError: The timeout is invalid.
+        """
+        return self.timeout if timeout is None else as_seconds("timeout", timeout)
+
     async def request(
         self, subject: str, payload: Mapping[str, Any] | bytes | None = None, *, timeout: float | None = None
     ) -> dict[str, Any]:
@@ -203,7 +211,7 @@ class Api:
             NoJetStreamError: Nothing answers on the subject.
             CallTimeoutError, TransportError, UsageError: As for :meth:`request`.
         """
-        seconds = self.timeout if timeout is None else as_seconds("timeout", timeout)
+        seconds = self.seconds_of(timeout)
         wire_subject("subject", subject)
         self._check_open()
         body = encode_payload(payload)

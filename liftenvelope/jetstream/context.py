@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final, Self
 
-from liftenvelope._checks import as_seconds
 from liftenvelope._deadlines import Deadline
 from liftenvelope.errors import JetStreamError, StreamNotFoundError, UsageTypeError
 from liftenvelope.jetstream import _consumer_requests as requests
@@ -107,7 +106,7 @@ class JetStream(Publishing):
             InvalidConfigError: The server rejects the configuration.
             ResourcesExceededError: The server or the account has no room for the stream.
         """
-        deadline = Deadline(self.api.timeout if timeout is None else as_seconds("timeout", timeout))
+        deadline = Deadline(self.api.seconds_of(timeout))
         left = deadline.timeout
         for pause in _PAUSES:
             try:

@@ -108,6 +108,25 @@ async def test_preferred_server_that_loses_an_election_is_asked_for_again(url: s
         assert placed((await stream.info()).cluster).leader == wanted
 
 
+async def test_preferred_server_that_loses_every_election_is_given_up(url: str) -> None:
+    async with jetstream(url) as js:
+        stream = await stream_of(js)
+        wanted = placed((await stream.info()).cluster).replicas[0].name
+
+        async def look(seconds: float) -> Any:
+            await led(stream.info)
+            found = await stream.info(timeout=seconds)
+            if placed(found.cluster).leader == wanted:  # another server leads, as if it had won the election
+                await stream.step_down()
+                await led(stream.info)
+                found = await stream.info(timeout=seconds)
+            return found
+
+        path = f"STREAM.LEADER.STEPDOWN.{stream.name}"
+        with pytest.raises(CallTimeoutError, match=f"and {wanted} was not elected 3 times"):
+            await step_down(js.api, path, look, wanted, timeout=120)
+
+
 async def test_preferred_server_must_be_another_replica(url: str) -> None:
     async with jetstream(url) as js:
         stream = await stream_of(js)
