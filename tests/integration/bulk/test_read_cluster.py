@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from unittest.mock import patch
 
@@ -16,11 +14,7 @@ from liftenvelope import bulk
 from liftenvelope.jetstream import JetStream
 from tests.integration.bulk_streams import BulkThreads, publish
 from tests.integration.jetstream_cluster import make_replicated, three_servers
-
-COUNT = 3_000
-#: Restores, with six reads and counts after each. A consumer is placed at random, so only some of them lag.
-#: Before reads asked the leader, one restore in three was read or counted short.
-ROUNDS = 6
+from tests.integration.restored import COUNT, ROUNDS, restores
 
 
 @pytest.fixture(scope="module")
@@ -29,25 +23,11 @@ def url() -> Iterator[str]:
         yield servers["n1"].url
 
 
-def delete(url: str, name: str) -> None:
-    async def work() -> None:
-        async with await nats.connect(url) as nc:
-            await JetStream(nc).delete_stream(name, timeout=30)
-
-    asyncio.run(work())
-
-
 def test_reads_and_counts_are_whole_while_the_replicas_are_filled(
     url: str, name: str, tmp_path: Path
 ) -> None:
-    make_replicated(url, name)
-    publish(url, [(f"{name}.{i % 3}", os.urandom(10_000), None) for i in range(COUNT)])
-    later = datetime.now(UTC)
-    publish(url, [(f"{name}.last", b"", None)])
-    bulk.backup(url, name, tmp_path)
-    for _ in range(ROUNDS):
-        delete(url, name)
-        bulk.restore_backup(tmp_path, url)
+    """Before reads asked the leader, one restore in three was read or counted short."""
+    for later in restores(url, name, tmp_path):
         for subject in (None, f"{name}.1"):
             wanted = [i for i in range(COUNT + 1) if subject is None or (i % 3 == 1 and i < COUNT)]
             found = bulk.read(url, name, subjects=subject, columns=["offset"]).read_all()

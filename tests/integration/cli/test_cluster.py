@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import nats
 import pytest
 
-from liftenvelope import bulk
 from liftenvelope.cli._nats_groups import NatsGroups
 from liftenvelope.group import Coordinator, GroupConsumer, JetStreamTopic
 from liftenvelope.jetstream import JetStream
-from tests.integration.bulk_streams import publish
-from tests.integration.cli.commands import lines_of, text_of
+from tests.integration.cli.commands import lines_of
 from tests.integration.jetstream_cluster import make_replicated, three_servers
-
-COUNT = 3_000
-#: Restores, with some reads after each. A consumer is placed at random, so only some of them lag.
-ROUNDS = 6
+from tests.integration.restored import COUNT, restores
 
 
 @pytest.fixture(scope="module")
@@ -29,19 +22,6 @@ def url() -> Iterator[str]:
     with three_servers() as servers:
         make_replicated(servers["n1"].url, "FORMED")  # waits until they have found each other
         yield servers["n1"].url
-
-
-def restores(url: str, name: str, folder: Path) -> Iterator[datetime]:
-    """Yield a time before the last message after each restore of a stream of three subjects."""
-    make_replicated(url, name)
-    publish(url, [(f"{name}.{i % 3}", os.urandom(10_000), None) for i in range(COUNT)])
-    late = datetime.now(UTC)
-    publish(url, [(f"{name}.0", b"", None)])
-    bulk.backup(url, name, folder)
-    for _ in range(ROUNDS):
-        text_of("stream", "rm", name, "--yes", "--url", url)
-        bulk.restore_backup(folder, url)
-        yield late
 
 
 def test_reads_are_whole_while_the_replicas_are_filled(url: str, name: str, tmp_path: Path) -> None:
