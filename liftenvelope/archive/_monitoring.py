@@ -23,11 +23,7 @@ FAMILIES: Final[Mapping[str, tuple[str, bool, Callable[[PipelineState], float]]]
     "runs": ("Runs that ended well.", True, lambda one: one.runs),
     "failures": ("Runs that failed.", True, lambda one: one.failures),
     "failures_in_a_row": ("Failed runs since the last good one.", False, lambda one: one.failures_in_a_row),
-    "dead_letters": (
-        "Bad messages written as dead letters.",
-        True,
-        lambda one: one.dead_letters,
-    ),
+    "dead_letters": ("Bad messages written as dead letters.", True, lambda one: one.dead_letters),
     "running": ("1 while a run works.", False, lambda one: one.is_running),
     "pending_offsets": ("Offsets that the current run has to read.", False, lambda one: one.pending),
     "last_success_timestamp_seconds": ("Time of the last good run.", False, lambda one: one.succeeded_at),

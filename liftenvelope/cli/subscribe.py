@@ -117,8 +117,9 @@ async def _jetstream(
         consumer = stream.ordered_consumer(filter_subjects=options.subjects, **start)
         async with consumer.messages(on_event=_note) as messages:
             async for message in messages:
-                if message.metadata.stream_sequence >= start.get("opt_start_seq", 0):  # as up_to_newest does
-                    yield from_jetstream(message)
+                if message.metadata.stream_sequence < start.get("opt_start_seq", 0):
+                    continue  # before 2.11, a replica that lags begins with older ones
+                yield from_jetstream(message)
 
 
 async def _place_of(stream: Stream, start: Any, subjects: Sequence[str]) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any, Final
-
-from nats.aio.client import Client
+from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope.nats.link import mark_reconnecting
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
 
 __all__ = ["close_connection"]
 
