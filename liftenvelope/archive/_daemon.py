@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -133,9 +134,12 @@ class ArchiveDaemon:
             return None
         except (LiftEnvelopeError, OSError) as exc:
             text = without_secrets(exc) or type(exc).__name__
-            state.failed(text)
-            return text
-        return None
+        except Exception as exc:  # noqa: BLE001 - a defect, here or in a library, must not end the other pipelines
+            text = f"unexpected {type(exc).__name__}: {without_secrets(exc)} ({_place_of(exc)})"
+        else:
+            return None
+        state.failed(text)
+        return text
 
     async def _write(self, pipeline: PipelineConfig, state: PipelineState) -> None:
         began, failed_before = time.monotonic(), state.failures_in_a_row
@@ -166,6 +170,12 @@ class ArchiveDaemon:
         state.pending = (seen.total or seen.done) - seen.done
         if self._stopping.is_set() and state.pending:
             raise _StopRun
+
+
+def _place_of(error: Exception) -> str:
+    """Return the file, line and function that raised an error."""
+    *_, place = traceback.extract_tb(error.__traceback__)
+    return f"{place.filename}, line {place.lineno}, in {place.name}"
 
 
 async def _in_thread(work: Callable[[], Any], name: str) -> Any:

@@ -93,6 +93,33 @@ async def test_failing_pipeline_is_reported_and_the_others_go_on(url: str, name:
     assert rows_of(tmp_path / name) == list(range(150))
 
 
+async def test_unexpected_error_ends_no_other_pipeline(
+    url: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = f"{name}-other"
+    for stream in (name, other):
+        await asyncio.to_thread(make_stream, url, stream)
+        await asyncio.to_thread(publish, url, numbered(stream, 20))
+    write = bulk.to_parquet
+
+    # A fake: no input is known that has a library raise an error that is not ours.
+    def broken(source: object, stream: object, *args: object, **options: object) -> object:
+        if stream == name and daemon.states[0].failures < 2:
+            raise LookupError("no such codec")
+        return write(source, stream, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bulk, "to_parquet", broken)
+    daemon = ArchiveDaemon(read_archive_config(config_of(tmp_path, url, name, other)))
+    task = asyncio.create_task(daemon.run())
+    await until(lambda: bool(daemon.states[0].error) and daemon.states[1].rows == 20)
+    assert daemon.states[0].error.startswith("unexpected LookupError: no such codec (")
+    assert daemon.states[0].error.endswith(", in broken)")
+    await asyncio.to_thread(publish, url, numbered(other, 10))
+    await until(lambda: daemon.states[0].rows == 20 and daemon.states[1].rows == 30)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await task
+
+
 async def test_dead_letters_are_counted(url: str, name: str, tmp_path: Path) -> None:
     for stream in (name, f"{name}-BAD", f"{name}-GOOD"):
         await asyncio.to_thread(make_stream, url, stream)
