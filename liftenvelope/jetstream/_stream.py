@@ -72,12 +72,14 @@ class Stream:
 
         Raises:
             StreamNotFoundError: The stream was deleted.
+            ServerProtocolError: There are more subjects than ``max_listed`` of the context.
         """
         request: dict[str, Any] = {"deleted_details": True} if deleted_details else {}
         if subjects_filter is not None:
             request["subjects_filter"] = check_filter(subjects_filter)
         answer, subjects, total = await self._info_page(request, timeout)
         while subjects_filter is not None and len(subjects) < total:
+            self._api.check_listed(len(subjects), f"subjects of stream {self.name!r}")
             _, page, _ = await self._info_page({**request, "offset": len(subjects)}, timeout)
             if page.keys() <= subjects.keys():
                 break  # subjects were removed meanwhile: the total will not be reached

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import nats.errors
 
-from liftenvelope._checks import as_seconds
+from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.errors import (
     CallTimeoutError,
     JetStreamError,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_PREFIX",
     "ENABLE_JETSTREAM",
+    "MAX_LISTED",
     "Api",
     "api_prefix",
     "encode_payload",
@@ -45,6 +46,8 @@ __all__ = [
 _T = TypeVar("_T")
 _From = TypeVar("_From")
 DEFAULT_PREFIX: Final = "$JS.API"
+#: Default of the maximum number of items of a listing.
+MAX_LISTED: Final = 1_000_000
 #: Instructions to enable JetStream, for error messages.
 ENABLE_JETSTREAM: Final = (
     "start nats-server with -js, or put jetstream {} into its configuration; where accounts are configured, "
@@ -113,21 +116,31 @@ class Api:
         nc: User's connection, which is never closed here and keeps its callbacks.
         prefix: API prefix. Default ``$JS.API``.
         timeout: Default timeout of a request in seconds. Default 5.
+        max_listed: Maximum number of items of a listing. Default :data:`MAX_LISTED`.
 
     Attributes:
         nc: User's connection.
         prefix: API prefix without its trailing dot.
         timeout: Default timeout of a request in seconds.
+        max_listed: Maximum number of items of a listing.
 
     Raises:
-        UsageError: The prefix or the timeout is invalid.
+        UsageError: An argument is invalid.
     """
 
-    def __init__(self, nc: Client, *, prefix: str = DEFAULT_PREFIX, timeout: float = 5.0) -> None:
+    def __init__(
+        self,
+        nc: Client,
+        *,
+        prefix: str = DEFAULT_PREFIX,
+        timeout: float = 5.0,
+        max_listed: int = MAX_LISTED,
+    ) -> None:
         self.nc = nc
         self._link = Link(nc)
         self.prefix = check_prefix(prefix)
         self.timeout = as_seconds("timeout", timeout)
+        self.max_listed = as_count("max_listed", max_listed)
 
     def key_subject(self, subject: str) -> str:
         """Return the publish subject for a key-value subject, which begins with ``$KV.``.
@@ -136,6 +149,18 @@ class Api:
         the server removes the prefix (ADR-8, ADR-19).
         """
         return subject if self.prefix == DEFAULT_PREFIX else f"{self.prefix}.{subject}"
+
+    def check_listed(self, count: int, what: str) -> None:
+        """Check how many items of a listing have come. A hostile server may list without end.
+
+        Raises:
+            ServerProtocolError: There are more than ``max_listed``.
+        """
+        if count > self.max_listed:
+            raise ServerProtocolError(
+                f"the server listed more than {self.max_listed:,} {what}: raise max_listed of JetStream if "
+                "there are so many"
+            )
 
     def seconds_of(self, timeout: float | None) -> float:
         """Return the timeout of a call in seconds: the default one if it is None.

@@ -15,7 +15,7 @@ from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream._consumer_config import ConsumerConfig
 from liftenvelope.jetstream._publishing import Publishing
 from liftenvelope.jetstream._stream import Stream
-from liftenvelope.jetstream.api import Api
+from liftenvelope.jetstream.api import MAX_LISTED, Api
 from liftenvelope.jetstream.api import api_prefix as prefix_of
 from liftenvelope.jetstream.infos import AccountInfo, StreamInfo
 from liftenvelope.jetstream.names import check_stream_name
@@ -51,6 +51,8 @@ class JetStream(Publishing):
         timeout: Default time to wait for a reply or an ack, in seconds; a call can override it. Default 5.
         max_outstanding: Number of messages that may be in flight without an ack; :meth:`publish_async` waits
             at the limit. Default 4,000.
+        max_listed: Maximum number of streams, consumers or subjects in a listing, against a server that
+            lists without end. Default 1,000,000.
 
     Raises:
         UsageError: An argument is invalid, or both a domain and a prefix are given.
@@ -71,8 +73,9 @@ class JetStream(Publishing):
         api_prefix: str | None = None,
         timeout: float = 5.0,
         max_outstanding: int = 4_000,
+        max_listed: int = MAX_LISTED,
     ) -> None:
-        api = Api(nc, prefix=prefix_of(domain, api_prefix), timeout=timeout)
+        api = Api(nc, prefix=prefix_of(domain, api_prefix), timeout=timeout, max_listed=max_listed)
         super().__init__(api, timeout=timeout, max_outstanding=max_outstanding)
 
     async def close(self) -> None:

@@ -13,8 +13,6 @@ from liftenvelope.jetstream.names import check_filter, check_stream_name
 __all__ = ["consumer_infos", "consumer_names", "stream_infos", "stream_names"]
 
 _Item = TypeVar("_Item")
-#: Items of a listing. A hostile server may list without end.
-_MOST_ITEMS: Final = 1_000_000
 _NO_SUBJECT: Final[Mapping[str, Any]] = {}
 
 
@@ -30,7 +28,7 @@ async def _pages(
     """Iterate over all items of a listing. The next page is requested when the last one is used up.
 
     Raises:
-        ServerProtocolError: The server repeats a page, or lists more than a million items.
+        ServerProtocolError: The server repeats a page, or lists more items than ``max_listed``.
     """
     last: list[Any] = []
 
@@ -41,13 +39,15 @@ async def _pages(
             raise ServerProtocolError(f"the server sent a page of {subject} twice, from {offset:,} on")
         last = found
         if missing is not None:
-            missing.extend(name for name in map(str, answer.get("missing") or []) if name not in missing)
+            known = set(missing)
+            named = dict.fromkeys(map(str, answer.get("missing") or []))
+            missing.extend(name for name in named if name not in known)
+            api.check_listed(len(missing), f"missing items of {subject}")
         return [read(item) for item in found], natural(answer.get("total", 0))
 
     offset = 0
     while True:
-        if offset > _MOST_ITEMS:
-            raise ServerProtocolError(f"the server must list at most {_MOST_ITEMS:,} items of {subject}")
+        api.check_listed(offset, f"items of {subject}")
         items, total = await api.request_as(page, subject, {**request, "offset": offset}, timeout=timeout)
         for item in items:
             yield item

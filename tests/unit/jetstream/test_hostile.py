@@ -165,19 +165,38 @@ async def test_listing_that_repeats_its_page_is_a_protocol_error(
                 await call(JetStream(nc))
 
 
-async def test_listing_without_end_is_a_protocol_error(monkeypatch: pytest.MonkeyPatch) -> None:
+ENDLESS: dict[str, Callable[[JetStream], Awaitable[object]]] = {
+    "items of STREAM.NAMES": lambda js: all_of(js.stream_names()),
+    "missing items of STREAM.LIST": lambda js: all_of(listing.stream_infos(js.api, missing=[])),
+    "subjects of stream 'S'": lambda js: stream(js).info(subjects_filter=">"),
+}
+
+
+@pytest.mark.parametrize(("what", "call"), ENDLESS.items(), ids=ENDLESS.keys())
+async def test_listing_without_end_is_a_protocol_error(
+    what: str, call: Callable[[JetStream], Awaitable[object]]
+) -> None:
     number = 0
 
     def script(subject: bytes, reply: bytes, sid: int) -> bytes:
         nonlocal number
         number += 1
-        return msg(reply, sid, json.dumps({"total": 2**63 - 1, "streams": [f"S{number}"]}).encode())
+        answer: dict[str, object] = {"total": 2**63 - 1}
+        if b".NAMES" in subject:
+            answer["streams"] = [f"S{number}"]
+        elif b".LIST" in subject:
+            answer |= {
+                "streams": [STREAM_INFO | {"created": f"2026-11-22T11:33:{number % 60:02}Z"}],
+                "missing": [f"S{number}"],
+            }
+        else:
+            answer |= {**STREAM_INFO, "state": {"subjects": {f"s{number}": 1}}}
+        return msg(reply, sid, json.dumps(answer).encode())
 
-    monkeypatch.setattr(listing, "_MOST_ITEMS", 100)
     with FakeNats(script=script).running() as server:
         async with connection(server.url) as nc, asyncio.timeout(60):
-            with pytest.raises(ServerProtocolError, match="must list at most 100 items"):
-                await all_of(JetStream(nc).stream_names())
+            with pytest.raises(ServerProtocolError, match=f"listed more than 100 {what}: raise max_listed"):
+                await call(JetStream(nc, max_listed=100))
     assert number == 101
 
 
