@@ -18,6 +18,7 @@ from liftenvelope._checks import MAX_INT32, is_encodable, require
 from liftenvelope.bulk._archive.places import check_arrow_path
 from liftenvelope.bulk._archive.row_groups import rows_of_groups
 from liftenvelope.errors import UsageError
+from liftenvelope.payload.json_values import json_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,8 +83,8 @@ def to_lines(batch: pa.RecordBatch) -> Iterator[str]:
     r"""Return each row as JSON.
 
     UTF-8 bytes become text. Other bytes become base64: the name of the column gets the suffix ``_base64``,
-    and a header value becomes ``{"base64": ...}``. A timestamp is in ISO format, UTC, with nine decimals.
-    Nulls are left out.
+    and a header value becomes ``{"base64": ...}``. Times are in ISO format with all decimals of their unit,
+    timestamps with a zone in UTC. Nulls are left out.
 
     >>> import pyarrow as pa
     >>> batch = pa.record_batch({"value": [b"one", b"\xff"], "offset": [7, 8]})
@@ -99,12 +100,7 @@ def to_lines(batch: pa.RecordBatch) -> Iterator[str]:
 
 
 def _values(column: pa.Array, kind: pa.DataType) -> list[Any]:
-    if pa.types.is_timestamp(kind):
-        # Cast to a naive timestamp first: all decimals of the unit, and no name of the zone.
-        plain = column.cast(pa.timestamp(kind.unit)).cast(pa.string()).to_pylist()
-        end = "" if kind.tz is None else "Z"
-        return [None if text is None else text.replace(" ", "T") + end for text in plain]
-    found: list[Any] = column.to_pylist()
+    found = json_values(column)
     if pa.types.is_map(kind):
         return [None if row is None else {name: _plain(value) for name, value in row} for row in found]
     return found
@@ -124,10 +120,10 @@ def _put(row: dict[str, Any], name: str, value: Any) -> None:
 
 def _plain(value: Any) -> Any:
     """Return a value inside a map, a list or a struct as JSON can carry it."""
-    if isinstance(value, datetime.date | datetime.time):
+    if isinstance(value, datetime.date):
         return value.isoformat()
     if not isinstance(value, bytes):
-        return str(value) if isinstance(value, Decimal | datetime.timedelta) else value
+        return str(value) if isinstance(value, Decimal) else value
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from liftenvelope.errors import UsageError
 from liftenvelope.payload._formats import PayloadEncoder
 from liftenvelope.payload._types import is_text
+from liftenvelope.payload.json_values import json_values, time_texts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,12 +78,11 @@ def _quoted(texts: pa.Array) -> pa.Array:
 
 
 def _times(column: pa.Array) -> pa.Array:
-    naive = column.cast(pa.timestamp(column.type.unit)).cast(pa.large_string())
-    return _concat('"', naive, '"' if column.type.tz is None else 'Z"')
+    return _concat('"', time_texts(column), '"' if column.type.tz is None else 'Z"')
 
 
 def _nested(name: str, column: pa.Array) -> Iterator[str | None]:
-    for value in column.to_pylist():
+    for value in json_values(column):
         try:
             text = json.dumps(
                 value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_leaf
@@ -92,6 +92,6 @@ def _nested(name: str, column: pa.Array) -> Iterator[str | None]:
         yield None if value is None else text
 
 
-def _leaf(value: Any) -> Any:
-    """Return a timestamp or a decimal inside a list or struct as text."""
-    return str(value) if isinstance(value, Decimal) else value.isoformat()
+def _leaf(value: Decimal) -> str:
+    """Return a decimal inside a list or struct as text."""
+    return str(value)
