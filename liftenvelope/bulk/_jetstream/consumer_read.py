@@ -366,7 +366,7 @@ class ConsumerRead(RangeRead):
         gaps, self._gaps = self._gaps, []
         later = self._skips.pass_over(gaps, self._flushed, oldest)
         if may_jump:
-            self._skips.suspect = None
+            self._skips.acquit()
             return
         lost = later
         if lost is None or not self._skips.may_have_lost(time.monotonic(), age):

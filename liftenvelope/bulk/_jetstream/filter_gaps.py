@@ -29,12 +29,16 @@ class FilterGaps:
         self._start = self._reached = start
         self._skipped = 0
         self._matching = self._end = -1
-        #: Start of the last gap of the backlog that may have had messages that match; None for none.
-        self.suspect: int | None = None
+        self._suspect: int | None = None
         # Offset to reach before the suspect is looked at again.
         self._again_at = 0
         #: Last time, in seconds of a monotonic clock, at which the read had every message that matches.
         self.current_at = 0.0
+
+    @property
+    def suspect(self) -> int | None:
+        """Start of the last gap of the backlog that may have had messages that match; None for none."""
+        return self._suspect
 
     @property
     def has_begun(self) -> bool:
@@ -59,7 +63,7 @@ class FilterGaps:
         self._reached, later = reached, None
         for start, stop in gaps:
             if start < oldest and start < self._end:
-                self.suspect = start
+                self._suspect = start
             elif start < oldest:
                 later = start
             self._skipped += max(min(stop, self._end) - start, 0)
@@ -67,7 +71,11 @@ class FilterGaps:
 
     def is_due(self, reached: int) -> bool:
         """Return True if the read has come far enough for another look at the suspect."""
-        return self.suspect is not None and reached >= self._again_at
+        return self._suspect is not None and reached >= self._again_at
+
+    def acquit(self) -> None:
+        """Forget the suspect."""
+        self._suspect = None
 
     def to_count(self) -> tuple[int, int] | None:
         """Return the offsets between which messages of the backlog are to come; None if none are."""
@@ -82,7 +90,7 @@ class FilterGaps:
         got = min(self._reached, self._end) - self._start - self._skipped
         if got + left < self._matching:
             return False
-        self.suspect = None
+        self.acquit()
         return True
 
     def has_lost(self, oldest: int) -> bool:
