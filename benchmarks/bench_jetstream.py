@@ -231,6 +231,11 @@ async def _next(consumer: Consumer, count: int) -> None:
         assert len(message.data) == len(VALUE)
 
 
+async def _next_of_many(consumer: Consumer, count: int) -> None:
+    for _ in range(count):
+        (await consumer.next(prefetch=100)).ack()
+
+
 async def _one_big_pull(consumer: Consumer, count: int) -> None:
     """The messages of a consumer in a plain subscription of nats-py."""
     nc, left, all_here = consumer.api.nc, count, asyncio.Event()
@@ -263,6 +268,14 @@ async def _fetch_one(consumer: Consumer, count: int) -> None:
     for _ in range(count):
         [message] = await sub.fetch(1)
         assert len(message.data) == len(VALUE)
+    await sub.unsubscribe()
+
+
+async def _fetch_one_and_ack(consumer: Consumer, count: int) -> None:
+    sub = await _pull_subscription(consumer)
+    for _ in range(count):
+        [message] = await sub.fetch(1)
+        await message.ack()
     await sub.unsubscribe()
 
 
@@ -339,6 +352,17 @@ def test_next(compare: Comparison, loop: asyncio.Runner, nc: Client, filled: Fil
         "next(), 100 B, one by one",
         reading.by(_next),
         Peer("nats-py fetch(1)", reading.by(_fetch_one), 2, _NEXT_LIMIT),
+        rate=True,
+        rounds=7,
+    )
+
+
+def test_next_with_prefetch(compare: Comparison, loop: asyncio.Runner, nc: Client, filled: Filled) -> None:
+    reading = Reading(loop, nc, filled, compare.amount(5_000, 50), ack=True)
+    compare(
+        "next(prefetch=100), 100 B, ack each",
+        reading.by(_next_of_many),
+        Peer("nats-py fetch(1), ack each", reading.by(_fetch_one_and_ack), 2),
         rate=True,
         rounds=7,
     )

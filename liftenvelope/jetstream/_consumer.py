@@ -13,6 +13,7 @@ from liftenvelope.jetstream._events import PullEvent
 from liftenvelope.jetstream._feed import Hooks, PullFeed
 from liftenvelope.jetstream._fetching import Batch, FetchInboxes, first_of
 from liftenvelope.jetstream._leaders import step_down
+from liftenvelope.jetstream._prefetching import Prefetchers
 from liftenvelope.jetstream._pull_options import (
     ConsumeOptions,
     GroupOptions,
@@ -41,7 +42,8 @@ class Consumer:
     """Consumer of a stream, created by ``JetStream.consumer`` and similar methods.
 
     Use :meth:`messages` or :meth:`consume` for a continuous flow of messages, :meth:`fetch` for an occasional
-    batch, and :meth:`next` for a single message. The object holds no resources that must be closed.
+    batch, and :meth:`next` for a single message. The object holds no resources that must be closed, but for
+    what ``next(prefetch=...)`` has buffered: see :meth:`give_back`.
 
     Args:
         api: Client for API requests.
@@ -54,6 +56,7 @@ class Consumer:
         self._acks = AckSender(api)
         self._inboxes = FetchInboxes(self)
         self._plans: dict[str, tuple[ConsumerConfig, PullPlan]] = {}
+        self._prefetchers = Prefetchers(self)
 
     # -- for other modules of this package
 
@@ -319,17 +322,28 @@ class Consumer:
         )
         return await self._inboxes.fetch(plan, self._api.timeout)
 
-    async def next(self, timeout: float = 30.0, **group: Unpack[GroupOptions]) -> Message:
+    async def next(
+        self, timeout: float = 30.0, *, prefetch: int = 1, **group: Unpack[GroupOptions]
+    ) -> Message:
         """Fetch the next message.
 
         Args:
             timeout: Seconds to wait for the message. Default 30.
+            prefetch: Messages to ask the server for at a time. Those beyond the first wait for the next calls
+                with the same options. After half of ``ack_wait``, at most 15 s, without a call for them they
+                are given back as by :meth:`give_back`. A caller that is too slow for so many gets fewer at a
+                time. Default 1: nothing is buffered.
             group: Options for the consumer's priority group.
 
         Raises:
             CallTimeoutError: No message came in time. CallTimeoutError is a :class:`TimeoutError`.
+            UsageError: An option is invalid, or ``prefetch`` is above 1 for a consumer that does not
+                redeliver: one with the ack policy NONE, or with ``max_deliver=1``.
             LiftEnvelopeError: As for :meth:`fetch`.
         """
+        if prefetch != 1:
+            as_seconds("timeout", timeout)
+            return await self._prefetchers.of(self._info.config, prefetch, group).next(timeout)
         # Loops call ``next`` with the same options each time; the cache avoids checking them again.
         key = f"{timeout!r} {group!r}"
         if (known := self._plans.get(key)) is None or known[0] is not self._info.config:
@@ -346,6 +360,17 @@ class Consumer:
                 self._plans.clear()
             known = self._plans[key] = (self._info.config, plan)
         return first_of(await self._inboxes.fetch(known[1], timeout), timeout)
+
+    def give_back(self) -> int:
+        """Nak the messages that :meth:`next` has prefetched, so that the server redelivers them at once.
+
+        Each counts as a delivery. Call it before a program ends that has used ``prefetch``. Otherwise the
+        server redelivers them after ``ack_wait``.
+
+        Returns:
+            Number of messages given back.
+        """
+        return self._prefetchers.give_back()
 
     # -- continuous pulls
 

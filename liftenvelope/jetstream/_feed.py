@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -274,6 +275,10 @@ class PullFeed:
         if not self._ending:
             self._core.refill(self._loop.time())
             self._act()
+
+    def resize(self, limit: int) -> None:
+        """Request and buffer up to this many messages, or bytes, from the next pull on."""
+        self._machine.limits = replace(self._machine.limits, limit=limit)
 
     # -- actions of the core
 

@@ -12,7 +12,7 @@ from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.jetstream._endings import DRAIN
 from liftenvelope.jetstream.message import Message
 
-__all__ = ["Consumption", "Handler", "MessageFeed", "Messages"]
+__all__ = ["Consumption", "Handler", "MessageFeed", "Messages", "stop_feed"]
 
 #: Handler that ``consume`` calls with each message: a plain function or a coroutine function.
 Handler = Callable[[Message], Awaitable[None] | None]
@@ -118,7 +118,7 @@ class Messages:
             unpin: Release the pin of a pinned group, if this iteration holds it, so that a standby takes
                 over now instead of after ``priority_timeout``. Default true.
         """
-        _stop(self._feed, nak, unpin)
+        stop_feed(self._feed, nak=nak, unpin=unpin)
         self._feed.release()
 
     async def drain(self, *, timeout: float = DRAIN, unpin: bool = True) -> None:
@@ -218,7 +218,7 @@ class Consumption:
             nak: Nak the buffered messages: see :meth:`Messages.stop`. Default false.
             unpin: Release the pin when the handler is done: see :meth:`Messages.stop`. Default true.
         """
-        _stop(self._feed, nak, unpin)
+        stop_feed(self._feed, nak=nak, unpin=unpin)
 
     @property
     def buffered(self) -> int:
@@ -278,7 +278,7 @@ class Consumption:
             )
 
 
-def _stop(feed: MessageFeed, nak: bool, unpin: bool) -> None:
+def stop_feed(feed: MessageFeed, *, nak: bool, unpin: bool) -> None:
     """Stop a feed, and nak its buffered messages if asked to."""
     feed.unpin = feed.unpin and unpin
     held = list(feed.buffer) if nak else []

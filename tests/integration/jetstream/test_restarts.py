@@ -111,16 +111,19 @@ READERS: dict[str, Reader] = {
     "fetch_bytes": fetching(lambda consumer: consumer.fetch_bytes(1_000, expires=1)),
     "fetch_no_wait": fetching(lambda consumer: consumer.fetch_no_wait(10)),
     "next": fetching(lambda consumer: consumer.next(timeout=1)),
+    "prefetch": fetching(lambda consumer: consumer.next(timeout=1, prefetch=20)),
     "ordered_messages": ordered_iterating,
     "ordered_consume": ordered_calling,
     "pinned": iterating(max_messages=20, group="jobs"),
     "pinned_fetch": fetching(lambda consumer: consumer.fetch(10, expires=1, group="jobs")),
+    "pinned_prefetch": fetching(lambda consumer: consumer.next(timeout=1, prefetch=20, group="jobs")),
     "overflow": iterating(max_messages=20, group="jobs", min_pending=1),
     "prioritized": iterating(max_messages=20, group="jobs", priority=3),
 }
 POLICIES = {
     "pinned": "pinned_client",
     "pinned_fetch": "pinned_client",
+    "pinned_prefetch": "pinned_client",
     "overflow": "overflow",
     "prioritized": "prioritized",
 }
@@ -133,6 +136,7 @@ ACCELERATED = {
     "next",
     "ordered_messages",
     "pinned_fetch",
+    "pinned_prefetch",
     "overflow",
 }
 
