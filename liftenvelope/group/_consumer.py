@@ -258,15 +258,19 @@ class GroupConsumer(GroupConsumerPartitions):
         if now - self._turned_at > _TURN or not member.session.owns(now):
             return None
         self._settle()
-        generation = member.session.generation
-        while self._ready:
-            reader = self._ready.popleft()
-            if _gives(reader, generation):
-                message = reader.take_one()
-                if reader.can_give:
-                    self._ready.append(reader)  # at the end, so that other partitions come first
-                self._in_hand.append((reader, message.offset))
-                return message
+        ready, generation = self._ready, member.session.generation
+        while ready:
+            reader = ready[0]
+            if not _gives(reader, generation):
+                ready.popleft()
+                continue
+            message = reader.take_one()
+            if not reader.can_give:
+                ready.popleft()
+            elif len(ready) > 1:
+                ready.rotate(-1)  # other partitions come first
+            self._in_hand.append((reader, message.offset))
+            return message
         return None
 
     async def arrow_batches(

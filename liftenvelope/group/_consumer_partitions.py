@@ -68,6 +68,8 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
         self._dirty: dict[TopicPartition, int] = {}
         #: Offsets handed out since, if only :meth:`GroupConsumer.commit` commits.
         self._handed_out: dict[TopicPartition, int] = {}
+        #: The one of both that a processed message goes to.
+        self._to_settle = self._handed_out if options.auto_commit_interval is None else self._dirty
         #: Readers whose start may still come after a message that is published now; None between assignments.
         self._beginning: set[PartitionReader] | None = None
         self._committing = asyncio.Lock()
@@ -251,8 +253,7 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
 
     def _processed(self, reader: PartitionReader, offset: int) -> None:
         if self._readers.get(reader.key) is reader or self._leaving.get(reader.key) is reader:
-            is_automatic = self._options.auto_commit_interval is not None
-            (self._dirty if is_automatic else self._handed_out)[reader.key] = offset + 1
+            self._to_settle[reader.key] = offset + 1
 
     async def _commit_dirty(self, timeout: float, keys: Iterable[TopicPartition] | None = None) -> None:
         """Commit pending offsets, of all partitions or of ``keys``.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 __all__ = ["time_since_boot"]
@@ -11,6 +13,7 @@ __all__ = ["time_since_boot"]
 _CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
-def time_since_boot() -> float:
-    """Return the seconds since boot, including time spent suspended."""
-    return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
+#: Returns the seconds since boot, including time spent suspended.
+time_since_boot: Final[Callable[[], float]] = (
+    time.monotonic if _CLOCK is None else partial(time.clock_gettime, _CLOCK)
+)
