@@ -1,7 +1,10 @@
-"""nats-py connections of this package's own programs, which send a login over TLS alone if TLS is wanted.
+"""nats-py connections of this package's own programs, in which two things about TLS are mended.
 
 nats-py begins with TLS only if the server asks for it, also for ``tls://`` URLs. To a server that does not
 ask, or to one in between that claims so, it sends the login in plain text.
+
+After a TLS handshake that failed, nats-py 2.16 closes the streams of before the handshake and waits for their
+end, which nothing tells them any more. So ``connect`` never returns, and ``close`` neither.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from collections.abc import Sequence
 
 import nats.errors
 from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
 
 from liftenvelope.nats.link import is_encrypted
 
@@ -23,7 +27,19 @@ class NoTlsError(nats.errors.Error):
         return "the server does not use TLS, which the URL or the options require"
 
 
-class _TlsOnlyClient(Client):
+class _Client(Client):
+    async def _process_connect_init(self) -> None:
+        try:
+            await super()._process_connect_init()
+        except BaseException:
+            transport = self._transport
+            if isinstance(transport, TcpTransport) and transport._io_writer is not None:
+                transport._io_writer.transport.abort()
+                self._transport = None
+            raise
+
+
+class _TlsOnlyClient(_Client):
     def _connect_command(self) -> bytes:
         if not is_encrypted(self):  # called again for each reconnect
             raise NoTlsError
@@ -37,4 +53,5 @@ def new_client(urls: Sequence[str], *, tls: bool = False) -> Client:
         urls: URLs of the servers. One with ``tls://`` requires TLS of all of them.
         tls: True if TLS is required in any case, for example because certificates are given.
     """
-    return _TlsOnlyClient() if tls or any(url.strip().startswith("tls://") for url in urls) else Client()
+    is_tls = tls or any(url.strip().startswith("tls://") for url in urls)
+    return _TlsOnlyClient() if is_tls else _Client()

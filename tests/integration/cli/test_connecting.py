@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,10 @@ from click.testing import Result
 
 from liftenvelope.nats.logins import read_credentials
 from liftenvelope.testing import run_gateway, run_liftbridge, run_nats_server
-from liftenvelope.testing._binaries import find_nats_server
-from liftenvelope.testing._ports import free_port, release_port
 from tests.integration.certificates import Certificates
 from tests.integration.cli.commands import error_of, run
 from tests.integration.credentials_files import write_credentials
+from tests.integration.nats_tls import tls_first_server
 from tests.unit.hostile_nats import FakeNats
 
 PASSWORD = "correct-horse-battery"
@@ -123,36 +120,6 @@ def test_user_without_a_password(within: Within) -> None:
     with run_nats_server(jetstream=True, config=users) as server:
         done = within({"url": server.url, "user": "app"}, "stream", "ls")
         assert done.exit_code == 0, done.output
-
-
-@contextmanager
-def tls_first_server(folder: Path) -> Iterator[str]:
-    """A server that says nothing before TLS. :func:`run_nats_server` would wait for its plain greeting."""
-    Certificates(folder)
-    port = free_port()
-    tls = {
-        "cert_file": str(folder / "cert.pem"),
-        "key_file": str(folder / "key.pem"),
-        "handshake_first": True,
-    }
-    config = {
-        "host": "127.0.0.1",
-        "port": port,
-        "tls": tls,
-        "jetstream": {"store_dir": str(folder / "store")},
-    }
-    (folder / "server.conf").write_text(json.dumps(config))
-    with subprocess.Popen(
-        [find_nats_server(), "-c", str(folder / "server.conf")], stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stderr is not None
-            while "Server is ready" not in (line := process.stderr.readline()):
-                assert line, "the server did not start"
-            yield f"nats://127.0.0.1:{port}"
-        finally:
-            process.kill()
-            release_port(port)
 
 
 def test_tls_first(within: Within, tmp_path: Path) -> None:

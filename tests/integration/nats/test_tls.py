@@ -1,0 +1,59 @@
+"""Connections of this package's own programs whose TLS handshake fails."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import nats.errors
+import pytest
+
+from liftenvelope.nats.closing import close_connection
+from liftenvelope.nats.tls_only import new_client
+from liftenvelope.testing import run_nats_server
+from tests.integration.certificates import Certificates
+from tests.integration.nats_tls import tls_first_server
+
+
+@contextmanager
+def usual_server(folder: Path) -> Iterator[str]:
+    Certificates(folder)
+    tls = {"cert_file": str(folder / "cert.pem"), "key_file": str(folder / "key.pem")}
+    with run_nats_server(config={"tls": tls}) as server:
+        yield server.url
+
+
+SERVERS = {"after the greeting": usual_server, "before the greeting": tls_first_server}
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+async def test_untrusted_certificate_is_an_error_and_not_the_end_of_all_attempts(
+    kind: str, tmp_path: Path
+) -> None:
+    seen: list[Exception] = []
+
+    async def note(error: Exception) -> None:
+        seen.append(error)
+
+    with SERVERS[kind](tmp_path) as url:
+        nc = new_client([url], tls=True)
+        options = {
+            "tls": ssl.create_default_context(),
+            "tls_handshake_first": kind == "before the greeting",
+            "max_reconnect_attempts": 2,
+            "reconnect_time_wait": 0.01,
+            "error_cb": note,
+        }
+        async with asyncio.timeout(60):
+            with pytest.raises(nats.errors.NoServersError):
+                await nc.connect(url, **options)
+            await close_connection(nc)
+            assert [type(error) for error in seen] == [ssl.SSLCertVerificationError] * 3
+            options["tls"] = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+            nc = new_client([url], tls=True)
+            await nc.connect(url, **options)
+            assert nc.is_connected
+            await close_connection(nc)
