@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import nats.errors
 import pytest
@@ -40,7 +41,7 @@ async def test_untrusted_certificate_is_an_error_and_not_the_end_of_all_attempts
 
     with SERVERS[kind](tmp_path) as url:
         nc = new_client([url], tls=True)
-        options = {
+        options: dict[str, Any] = {
             "tls": ssl.create_default_context(),
             "tls_handshake_first": kind == "before the greeting",
             "max_reconnect_attempts": 2,
