@@ -20,6 +20,7 @@ from liftenvelope.group._store import GroupStore
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.errors import (
     CoordinatorDefectError,
+    GroupLimitError,
     GroupUnavailableError,
     NotControllerError,
     UnknownGroupError,
@@ -44,6 +45,8 @@ _LONGEST_TURN: Final = 0.01
 class _GroupCall(Generic[_T]):
     do: Callable[[Group, float], _T]
     outcome: asyncio.Future[_T]
+    #: Returns about how much the call has made the record grow, in bytes.
+    growth: Callable[[], int]
     result: Any = None
     error: GroupError | None = None
 
@@ -55,6 +58,11 @@ class _Waiter:
     consumer_id: str
     client_id: str
     outcome: asyncio.Future[Registered]
+    growth: int = 0
+
+
+def _no_growth() -> int:
+    return 0
 
 
 class GroupHost:
@@ -113,8 +121,12 @@ class GroupHost:
 
     # Calls
 
-    async def run(self, do: Callable[[Group, float], _T]) -> _T:
+    async def run(self, do: Callable[[Group, float], _T], growth: Callable[[], int] = _no_growth) -> _T:
         """Apply ``do`` to the group; return its result once the change is stored.
+
+        Args:
+            do: The change.
+            growth: Returns about how much the change has made the group's record grow, in bytes.
 
         Raises:
             GroupError: The call was refused, or the change could not be stored.
@@ -124,7 +136,7 @@ class GroupHost:
         if len(self._calls) >= _MOST_WAITING:
             text = f"group {self.name!r}: {_MOST_WAITING} calls are waiting already; retry later"
             raise GroupUnavailableError(text)
-        call: _GroupCall[_T] = _GroupCall(do, self._loop.create_future())
+        call: _GroupCall[_T] = _GroupCall(do, self._loop.create_future(), growth)
         self._calls.append(call)
         self._wake.set()
         return await call.outcome
@@ -149,7 +161,11 @@ class GroupHost:
         waiter = _Waiter(registration.consumer_id, registration.client_id, self._loop.create_future())
 
         def do(group: Group, now: float) -> Registered:
+            before = len(group.state.members), len(group.state.topics)
             registered = group.register(registration, now)
+            if (len(group.state.members), len(group.state.topics)) != before:
+                waiter.growth = len(registration.consumer_id) + len(registration.client_id)
+                waiter.growth += sum(len(topic.name) + topic.partitions for topic in registration.topics)
             # A member that still has partitions must give them back first. Waiters are added in the same step
             # as the change, so that no change is missed.
             if registered.rebalancing and registered.generation == registration.generation:
@@ -157,7 +173,7 @@ class GroupHost:
             return registered
 
         try:
-            registered = await self.run(do)
+            registered = await self.run(do, lambda: waiter.growth)
             if waiter not in self._waiters and not waiter.outcome.done():
                 return registered
             try:
@@ -212,12 +228,31 @@ class GroupHost:
             self._calls.clear()
             try:
                 await self._do(calls)
+            except GroupLimitError as exc:
+                self._too_large(calls, exc)
             except GroupError as exc:
                 self._finish(exc)
                 _fail(calls, exc)
             finally:
                 # On cancellation or a defect: no caller may wait forever.
                 _fail(calls, GroupUnavailableError("the coordinator is closing; retry elsewhere"))
+
+    def _too_large(self, calls: list[_GroupCall[Any]], error: GroupLimitError) -> None:
+        """End with a record that is too large. Only the call that made it grow most is refused for good.
+
+        All others, of members that have done nothing wrong, are repeated: the stored group is as before.
+        """
+        cause = max(calls, key=lambda call: call.growth(), default=None)
+        if cause is None or not cause.growth():
+            self._finish(error)
+            _fail(calls, error)
+            return
+        _fail([cause], error)
+        others = GroupUnavailableError(
+            f"group {self.name!r}: the call of another client was too large; retry"
+        )
+        self._finish(others)
+        _fail(calls, others)
 
     async def _something_to_do(self) -> None:
         while not self._wake.is_set():
