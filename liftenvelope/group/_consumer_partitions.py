@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
+from liftenvelope._deadlines import Deadline
 from liftenvelope.consumers.shell import ConsumerShell, stop
 from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
 from liftenvelope.group._member import Assigned, GiveBack, GroupMember, Lost, creation_of
@@ -260,16 +261,25 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
 
         Raises:
             MemberFencedError: A partition is no longer assigned to this member.
-            GroupError, CallTimeoutError, TransportError: The offsets could not be stored.
+            CallTimeoutError: The offsets were not stored in time, or another commit has not ended by then.
+            GroupError, TransportError: The offsets could not be stored.
         """
-        async with self._committing:
+        deadline = Deadline(timeout)
+        try:
+            async with asyncio.timeout(timeout):
+                await self._committing.acquire()
+        except TimeoutError as exc:
+            text = f"the offsets were not committed in {timeout:g} s: an earlier commit has not ended"
+            raise CallTimeoutError(text) from exc
+        try:
             wanted = self._dirty.keys() if keys is None else self._dirty.keys() & set(keys)
             held = {**self._readers, **self._leaving}
             chosen = {key: (self._dirty[key], held[key].rewound) for key in wanted if key in held}
             if not chosen:
                 return
             generation = next(held[key].generation for key in chosen)
-            outcome = await self._running().commit(generation, chosen, timeout)
+            seeks = {key: held[key].seeks for key in chosen}
+            outcome = await self._running().commit(generation, chosen, deadline.left)
             failure: GroupError | None = None
             for key, (offset, rewound) in chosen.items():
                 result = outcome.get(key)
@@ -278,10 +288,12 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
                     continue
                 if self._dirty.get(key) == offset:
                     del self._dirty[key]
-                if rewound:
+                if rewound and held[key].seeks == seeks[key]:  # otherwise the next commit may lower it again
                     held[key].rewound = False
             if failure is not None:
                 raise failure
+        finally:
+            self._committing.release()
 
     async def _commit_now_and_then(self, interval: float) -> None:
         while True:

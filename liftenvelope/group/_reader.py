@@ -91,6 +91,7 @@ class PartitionReader:
         position: Offset of the next message to hand out, or a lower one; None if not known yet.
         paused: Hand out nothing until this is false.
         rewound: The user sought, so the next commit may lower the committed offset.
+        seeks: Number of seeks.
         last_error: Last error that was retried; None if there was none.
     """
 
@@ -110,6 +111,7 @@ class PartitionReader:
         self.generation = generation
         self.position: int | None = offset if offset >= 0 else None
         self.rewound = False
+        self.seeks = 0
         self.last_error: LiftEnvelopeError | None = None
         self._source = source
         self._auto_offset = auto_offset
@@ -163,6 +165,7 @@ class PartitionReader:
         self._on_done = on_done
         self._held = False
         if self._task is None or self._task.done():
+            self._clear()  # a reader that was kept is read again from its position
             self._begin_to_read()
         elif self._buffer:
             self._on_ready(self)
@@ -257,6 +260,7 @@ class PartitionReader:
     def seek(self, offset: int) -> None:
         """Continue at another offset."""
         self.position, self.rewound, self._start = offset, True, None
+        self.seeks += 1
         self._last, self._beyond_since = _NOTHING, None
         self._clear()
         self._room.set()
