@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import warnings
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -112,12 +113,7 @@ class GroupService:
         )
         # Not nats.micro.add_service: its service would keep its subscriptions if its start failed.
         self._service = service = Service(cast("Client", self._requests), config)
-        starting = asyncio.create_task(service.start(), name="start group service")
-        try:
-            await asyncio.shield(starting)
-        finally:
-            # Not cancelled: nats-py drops the connection when it gets the answer to a cancelled flush.
-            await asyncio.wait([starting])
+        await _to_its_end(service.start())
         at_any = service.add_group(name=f"{self._prefix}.any")
         here = service.add_group(name=controller_subject(self._prefix, self._id))
         for method in METHODS:
@@ -129,12 +125,16 @@ class GroupService:
     async def stop(self) -> None:
         """Stop answering, and cancel requests in progress."""
         service, self._service = self._service, None
-        if service is not None:
-            await service.stop()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        try:
+            if service is not None:
+                # A lost connection ends its subscriptions.
+                with contextlib.suppress(nats.errors.Error, OSError):
+                    await _to_its_end(service.stop())
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
 
     # Requests
 
@@ -313,6 +313,18 @@ class _AnswerableRequests:
     async def flush(self) -> None:
         """Flush ``nc``."""
         await self._nc.flush()
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await work that flushes the connection; a cancellation waits for its end.
+
+    nats-py drops the connection when it gets the answer to a cancelled flush.
+    """
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    finally:
+        await asyncio.wait([task])
 
 
 async def _respond(request: Request, answer: Message) -> None:

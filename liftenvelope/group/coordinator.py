@@ -61,7 +61,8 @@ class Coordinator:
         bounds: Returns the offset bounds of partitions, in place of ``sources`` and JetStream.
         timeout: Seconds for one request to JetStream. Default 5.
         domain: JetStream domain of the bucket. Default: the server's own.
-        on_event: Called with background events. Default: warns of assignors that fail.
+        on_event: Called with background events. Its exceptions go to the event loop's exception handler.
+            Default: warns of assignors that fail.
         allowed_inboxes: Prefixes of the inboxes of members and clients, besides ``_INBOX.``, ``_INBOX_`` and
             the prefix of the inboxes of ``nc``. Needed if they connect with another
             ``nats.connect(inbox_prefix=...)``. A request with another reply subject is dropped, so that
@@ -225,18 +226,20 @@ class Coordinator:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        try:
-            with contextlib.suppress(nats.errors.Error, OSError):  # a lost connection ends its subscriptions
-                await service.stop()
-            await directory.drop_all(GroupUnavailableError("the coordinator is closing; retry elsewhere"))
-            if not self._nc.is_closed:
+        # From the last to the first, each even if one before it fails or is cancelled.
+        async with contextlib.AsyncExitStack() as steps:
+            steps.push_async_callback(self._js.close)
+            steps.push_async_callback(self._give_up, keeper)
+            closing = GroupUnavailableError("the coordinator is closing; retry elsewhere")
+            steps.push_async_callback(directory.drop_all, closing)
+            steps.push_async_callback(service.stop)
+            if tasks:
+                await asyncio.wait(tasks)
+
+    async def _give_up(self, keeper: LeaseKeeper) -> None:
+        if not self._nc.is_closed:
+            with contextlib.suppress(GroupUnavailableError):  # the lease expires by itself
                 await keeper.give_up()
-        except GroupUnavailableError:
-            pass  # the lease expires by itself
-        finally:
-            await self._js.close()
 
     # Callbacks of the lease keeper
 
