@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from liftenvelope.errors import GroupError, WrongLastSequenceError
 from liftenvelope.group._concurrency import at_once
+from liftenvelope.group._event_log import log
 from liftenvelope.group._host import GroupHost
 from liftenvelope.group._keeping import LeaseKeeper
 from liftenvelope.group._offsets import OffsetKeys
 from liftenvelope.group._store import GroupStore
 from liftenvelope.group.assignors import Assignor
 from liftenvelope.group.errors import (
+    CoordinatorDefectError,
     EphemeralGroupError,
     GroupExistsError,
     GroupNotEmptyError,
@@ -38,6 +40,8 @@ from liftenvelope.group.wire import decode_group, encode_group
 from liftenvelope.jetstream.bucket import BucketEntry
 
 __all__ = ["KIND", "Definition", "Directory"]
+
+_T = TypeVar("_T")
 
 #: First token of the keys of groups.
 KIND: Final = "group"
@@ -140,7 +144,7 @@ class Directory:
         if task is None:
             task = self._opening[name] = asyncio.create_task(self._open(name))
             task.add_done_callback(lambda done: self._opened(name, done))
-        return await asyncio.shield(task)
+        return await _result_of(task)
 
     def _opened(self, name: str, task: asyncio.Task[GroupHost]) -> None:
         self._opening.pop(name, None)
@@ -265,8 +269,7 @@ class Directory:
         """
         wanted = list(dict.fromkeys(names))
         if not wanted:
-            entries = await self._store.all(KIND)
-            states = [decode_group(entry.value) for entry in entries.values() if entry.value is not None]
+            states = _readable(await self._store.all(KIND), self._id)
             return {state.name: state for state in sorted(states, key=lambda state: state.name)}
         found = await at_once([lambda name=name: self._look(name) for name in wanted])  # type: ignore[misc]
         return dict(zip(wanted, found, strict=True))
@@ -281,7 +284,7 @@ class Directory:
         if task is None:
             task = self._looking[name] = asyncio.create_task(self._look_up(name))
             task.add_done_callback(lambda _: self._looking.pop(name, None))
-        return await asyncio.shield(task)
+        return await _result_of(task)
 
     async def _look_up(self, name: str) -> GroupState | GroupError:
         try:
@@ -325,9 +328,7 @@ class Directory:
             GroupUnavailableError: The bucket could not be read.
         """
         orphans = []
-        for entry in (await self._store.all(KIND)).values():
-            assert entry.value is not None
-            state = decode_group(entry.value)
+        for state in _readable(await self._store.all(KIND), self._id):
             owner = state.controller_id, state.controller_incarnation
             is_mine = owner == (self._id, self._keeper.incarnation)
             if (is_mine and not state.members) or state.assignor not in self._assignors:
@@ -360,6 +361,34 @@ class Directory:
             await host.close(error)
         if opening:
             await asyncio.wait(opening)
+
+
+def _readable(entries: Mapping[str, BucketEntry], coordinator_id: str) -> list[GroupState]:
+    """Return the groups of all records, but for those that can't be read, such as a later version's."""
+    states = []
+    for token, entry in entries.items():
+        assert entry.value is not None
+        try:
+            states.append(decode_group(entry.value))
+        except CoordinatorDefectError as exc:
+            fault = {"coordinator_id": coordinator_id, "key": f"{KIND}.{token}", "error": str(exc)}
+            log.error("coordinator %(coordinator_id)s: left out %(key)s: %(error)s", fault, extra=fault)
+    return states
+
+
+async def _result_of(task: asyncio.Task[_T]) -> _T:
+    """Wait for a task that several calls share.
+
+    Raises:
+        GroupUnavailableError: The coordinator has cancelled the task.
+    """
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        current = asyncio.current_task()
+        if task.cancelled() and current is not None and not current.cancelling():
+            raise GroupUnavailableError("the coordinator has lost its lease, or is closing; retry") from None
+        raise
 
 
 def _key(name: str) -> str:
