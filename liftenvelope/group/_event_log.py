@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from typing import Final
@@ -60,11 +61,20 @@ _LINES: Final[Mapping[type, tuple[int, str]]] = {
 
 
 def logged(handler: GroupEventHandler) -> GroupEventHandler:
-    """Return a handler that also logs events. What the default handler warns of is not logged as well."""
+    """Return a handler that also logs events. What the default handler warns of is not logged as well.
 
-    def handle(event: GroupEvent) -> object:
+    An exception of the given handler goes to the loop's exception handler. It must not end a task, such as
+    the one that keeps a lease.
+    """
+
+    def handle(event: GroupEvent) -> None:
         if handler is not warn or not isinstance(event, _WARNED):
             log_event(log, _LINES, event)
-        return handler(event)
+        try:
+            handler(event)
+        except Exception as exc:  # noqa: BLE001 - of the user's function
+            what = getattr(handler, "__qualname__", repr(handler))
+            context = {"message": f"on_event {what} failed for {event}", "exception": exc}
+            asyncio.get_running_loop().call_exception_handler(context)
 
     return handle

@@ -1,0 +1,133 @@
+"""What one client, one record or one handler does wrong does not spread to the others of a group."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from nats.aio.client import Client
+
+from liftenvelope.errors import CallTimeoutError
+from liftenvelope.group import (
+    GroupClient,
+    GroupConsumer,
+    GroupEvent,
+    GroupLimitError,
+    JetStreamTopic,
+    LeaseLost,
+    TopicPartition,
+)
+from liftenvelope.testing import run_nats_server
+from tests.integration.conftest import connect
+
+from .play import LONG, PATIENCE, Play, coordinator, eventually, quiet, take
+
+
+async def test_registration_that_is_too_large_ends_no_other_member(name: str) -> None:
+    with run_nats_server(jetstream=True, config={"max_payload": 4096}) as server:
+        nc, other = await connect(server.url), await connect(server.url)
+        async with coordinator(nc, lease=LONG):
+            play = await Play(nc, name, session=LONG).create()
+            async with play.consumer("healthy") as consumer:
+                large = [JetStreamTopic.of_streams(f"{n}-{'x' * 190}", ["none"]) for n in range(19)]
+                for number in range(3):
+                    newcomer = GroupConsumer(other, name, large, timeout=PATIENCE, on_event=quiet)
+                    with pytest.raises(GroupLimitError, match="too large"):
+                        await newcomer.open()
+                    await play.publish(4)
+                    assert len(await take(consumer, 4)) == 4, number
+        await nc.close()
+        await other.close()
+
+
+async def test_second_seek_during_a_commit_still_rewinds(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    await play.publish(40)
+    async with play.consumer("a", auto_commit_interval=None) as consumer:
+        key = TopicPartition(play.name, 0)
+        for number in (1, 2, 3):
+            consumer.pause(play.name, number)
+        await take(consumer, 10)
+        await consumer.commit()
+        assert (await play.offsets())[key] == 37
+        consumer.seek(play.name, 0, 20)
+        await take(consumer, 1)
+        member, stored, go_on = consumer._member, asyncio.Event(), asyncio.Event()
+        assert member is not None
+        commit = member.commit
+
+        async def slow(*args: Any) -> Any:
+            outcome = await commit(*args)
+            stored.set()
+            await go_on.wait()
+            return outcome
+
+        monkeypatch.setattr(member, "commit", slow)
+        committing = asyncio.create_task(consumer.commit())
+        await stored.wait()
+        consumer.seek(play.name, 0, 0)
+        go_on.set()
+        await committing
+        assert await take(consumer, 1) == [b"0"]
+        await consumer.commit()
+        assert (await play.offsets())[key] == 1
+
+
+async def test_commit_does_not_wait_longer_than_asked_for_another_one(play: Play) -> None:
+    await play.publish(4)
+    async with play.consumer("a") as consumer:
+        await take(consumer, 1)
+        async with consumer._committing:
+            with pytest.raises(CallTimeoutError, match=r"not committed in 0\.1 s: an earlier commit"):
+                await consumer.commit(timeout=0.1)
+        await consumer.commit()
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13])
+async def test_close_that_is_cancelled_gives_everything_up(nc: Client, name: str, turns: int) -> None:
+    one = coordinator(nc, bucket=name, prefix=name, coordinator_id="one")
+    await one.start()
+    client = GroupClient(nc, prefix=name, timeout=PATIENCE)
+    await client.create_group("g")
+    await client.describe_group("g")
+    closing = asyncio.create_task(one.close())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing})
+    await one.close()
+    stream = await Play(nc, name).js.stream(f"KV_{name}")
+    message = await stream.get_message(last_by_subject=f"$KV.{name}.coordinator.one")
+    assert message.headers["KV-Operation"] == "DEL"
+    assert not one.directory.hosts
+
+
+async def test_record_that_cannot_be_read_hides_no_other_group(
+    nc: Client, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = GroupClient(nc, prefix=name, timeout=PATIENCE)
+    async with coordinator(nc, bucket=name, prefix=name):
+        await client.create_group("g")
+        await nc.request(f"$KV.{name}.group.damaged", b"\xff\xff", timeout=PATIENCE)
+        assert [group.name for group in (await client.list_groups()).groups] == ["g"]
+    async with coordinator(nc, bucket=name, prefix=name) as two:
+        await eventually(lambda: "left out group.damaged" in caplog.text)
+        assert [group.name for group in (await client.list_groups()).groups] == ["g"]
+        assert two.has_lease
+
+
+async def test_handler_that_fails_does_not_end_the_lease(nc: Client, name: str) -> None:
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+
+    def fail(event: GroupEvent) -> None:
+        if isinstance(event, LeaseLost):
+            raise LookupError("of the handler")
+
+    async with coordinator(nc, bucket=name, prefix=name, on_event=fail) as one:
+        stream = await Play(nc, name).js.stream(f"KV_{name}")
+        await stream.purge(subject=f"$KV.{name}.coordinator.{one.id}")
+        await eventually(lambda: bool(failures))
+        await eventually(lambda: one.has_lease)
+    assert [str(failure["exception"]) for failure in failures] == ["of the handler"]
+    assert failures[0]["message"].startswith("on_event ")
