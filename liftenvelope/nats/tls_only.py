@@ -27,7 +27,7 @@ class NoTlsError(nats.errors.Error):
         return "the server does not use TLS, which the URL or the options require"
 
 
-class _Client(Client):
+class _ProgramClient(Client):
     async def _process_connect_init(self) -> None:
         try:
             await super()._process_connect_init()
@@ -39,7 +39,7 @@ class _Client(Client):
             raise
 
 
-class _TlsOnlyClient(_Client):
+class _TlsOnlyClient(_ProgramClient):
     def _connect_command(self) -> bytes:
         if not is_encrypted(self):  # called again for each reconnect
             raise NoTlsError
@@ -54,4 +54,4 @@ def new_client(urls: Sequence[str], *, tls: bool = False) -> Client:
         tls: True if TLS is required in any case, for example because certificates are given.
     """
     is_tls = tls or any(url.strip().startswith("tls://") for url in urls)
-    return _TlsOnlyClient() if is_tls else _Client()
+    return _TlsOnlyClient() if is_tls else _ProgramClient()
