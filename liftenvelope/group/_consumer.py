@@ -262,7 +262,7 @@ class GroupConsumer(GroupConsumerPartitions):
         ready, generation = self._ready, member.session.generation
         while ready:
             reader = ready[0]
-            if not _gives(reader, generation):
+            if not reader.gives(generation):
                 ready.popleft()
                 continue
             message = reader.take_one()
@@ -382,7 +382,7 @@ class GroupConsumer(GroupConsumerPartitions):
         """Drop readers that have nothing to give; return True if any is left."""
         generation = self._running().session.generation
         # Generations may have changed before the task that acts on assignments has run.
-        while self._ready and not _gives(self._ready[0], generation):
+        while self._ready and not self._ready[0].gives(generation):
             self._ready.popleft()
         return bool(self._ready)
 
@@ -400,7 +400,7 @@ class GroupConsumer(GroupConsumerPartitions):
         # Each partition at most once; the next call starts with the others.
         for _ in range(len(self._ready)):
             reader = self._ready.popleft()
-            if not _gives(reader, generation):
+            if not reader.gives(generation):
                 continue
             part = reader.take(limit)
             taken.append((reader, part))
@@ -498,7 +498,3 @@ class GroupConsumer(GroupConsumerPartitions):
         """
         offset = as_count("offset", offset, 0, MAX_INT64 - 1)
         self._seek(TopicPartition(topic, partition), offset)
-
-
-def _gives(reader: PartitionReader, generation: int) -> bool:
-    return reader.generation == generation and reader.can_give

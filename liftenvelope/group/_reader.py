@@ -154,6 +154,10 @@ class PartitionReader:
         """True if a message can be taken."""
         return bool(self._buffer) and not self._paused and not self._held
 
+    def gives(self, generation: int) -> bool:
+        """Return True if a message can be taken in a generation of the group."""
+        return self.generation == generation and self.can_give
+
     @property
     def may_skip(self) -> bool:
         """True while the start may still come after a message that is published now."""
