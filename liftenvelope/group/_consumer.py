@@ -66,8 +66,7 @@ class GroupConsumer(GroupConsumerPartitions):
         on_revoked: Called with partitions that move away, before the last commit; for partitions already
             lost, after the fact. Must return within half of the session timeout.
         prefix: Prefix of the coordinators' subjects. Default ``liftenvelope.groups``.
-        on_event: Called with background events. Its exceptions go to the event loop's exception handler.
-            Default: warns of those that need action.
+        on_event: Called with background events; its exceptions go to the loop's handler. Default: warns.
 
     Raises:
         UsageError, GroupRequestError: An argument is malformed.
