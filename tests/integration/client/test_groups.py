@@ -260,12 +260,10 @@ class TestOneMember:
 
             async def until_taken(position: int) -> None:
                 async with asyncio.timeout(60):
-                    while [reader.position for reader in consumer._readers.values()] != [
-                        position
-                    ] * PARTITIONS:
+                    while {reader.position for reader in consumer._readers.values()} != {position}:
                         await asyncio.sleep(0.01)
 
-            batch = asyncio.create_task(anext(consumer.batches(1000, max_wait=60)))
+            batch = asyncio.ensure_future(anext(consumer.batches(1000, max_wait=60)))
             await publish(client, stream, 0, 20)
             await until_taken(5)
             await publish(client, stream, 20, 28)
@@ -273,7 +271,8 @@ class TestOneMember:
             batch.cancel()
             await asyncio.wait({batch})
             assert await cursors(client, stream) == [None] * PARTITIONS
-            seen = [await anext(consumer) for _ in range(24)]
+            async with asyncio.timeout(60):
+                seen = [await anext(consumer) for _ in range(24)]
         for partition in range(PARTITIONS):
             offsets = [message.offset for message in seen if message.partition == partition]
             assert offsets == [0, 1, 2, 3, 4, 6]
