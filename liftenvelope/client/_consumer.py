@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Self
 
 from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope._deadlines import Deadline
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from liftenvelope.envelope import Message
 
 __all__ = ["Consumer"]
-
-#: A reader, its number of seeks, and messages taken from it.
-_TakenMessages: TypeAlias = "tuple[ConsumerReader, int, list[Message]]"
 
 
 class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "Message"]):
@@ -195,37 +192,35 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         try:
             await self._add(taken, limit, max_wait)
         except BaseException:
-            parts: dict[ConsumerReader, list[Message]] = {}
-            for reader, seeks, messages in taken:
-                if reader.seeks == seeks:
-                    parts.setdefault(reader, []).extend(messages)
-            for reader, messages in parts.items():
+            for reader, messages in reversed(taken):
                 reader.give_back(messages)
             raise
         # Only now: after a cancellation above, the messages must not count as processed.
-        self._in_hand += [(reader, messages[-1].offset) for reader, _, messages in taken]
-        return [message for *_, messages in taken for message in messages]
+        self._in_hand += [(reader, messages[-1].offset) for reader, messages in taken]
+        return [message for _, messages in taken for message in messages]
 
-    async def _add(self, taken: list[_TakenMessages], limit: int, max_wait: float) -> None:
+    async def _add(
+        self, taken: list[tuple[ConsumerReader, list[Message]]], limit: int, max_wait: float
+    ) -> None:
         """Add messages to ``taken`` until it has ``limit`` messages or ``max_wait`` seconds have passed."""
-        count = sum(len(messages) for *_, messages in taken)
+        count = sum(len(messages) for _, messages in taken)
         try:
             async with asyncio.timeout(max_wait):
                 while count < limit and not self._closing and self._failure is None:
                     await self._until_woken()
                     more = self._take_ready(limit - count)
                     taken += more
-                    count += sum(len(messages) for *_, messages in more)
+                    count += sum(len(messages) for _, messages in more)
         except TimeoutError:
             return
 
-    def _take_ready(self, limit: int) -> list[_TakenMessages]:
-        found: list[_TakenMessages] = []
+    def _take_ready(self, limit: int) -> list[tuple[ConsumerReader, list[Message]]]:
+        found: list[tuple[ConsumerReader, list[Message]]] = []
         while self._ready and limit > 0:
             reader = self._ready[0]
             messages = reader.take_many(limit)
             if messages:
-                found.append((reader, reader.seeks, messages))
+                found.append((reader, messages))
                 limit -= len(messages)
             else:
                 self._ready.popleft()
