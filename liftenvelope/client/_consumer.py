@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope._deadlines import Deadline
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     from liftenvelope.envelope import Message
 
 __all__ = ["Consumer"]
+
+
+class _Chunk(NamedTuple):
+    """Messages that a reader gave at once, and its ``moves`` at that time."""
+
+    reader: ConsumerReader
+    messages: list[Message]
+    moves: int
 
 
 class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "Message"]):
@@ -192,35 +200,33 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         try:
             await self._add(taken, limit, max_wait)
         except BaseException:
-            for reader, messages in reversed(taken):
-                reader.give_back(messages)
+            for chunk in reversed(taken):
+                chunk.reader.give_back(chunk.messages, chunk.moves)
             raise
         # Only now: after a cancellation above, the messages must not count as processed.
-        self._in_hand += [(reader, messages[-1].offset) for reader, messages in taken]
-        return [message for _, messages in taken for message in messages]
+        self._in_hand += [(chunk.reader, chunk.messages[-1].offset) for chunk in taken]
+        return [message for chunk in taken for message in chunk.messages]
 
-    async def _add(
-        self, taken: list[tuple[ConsumerReader, list[Message]]], limit: int, max_wait: float
-    ) -> None:
+    async def _add(self, taken: list[_Chunk], limit: int, max_wait: float) -> None:
         """Add messages to ``taken`` until it has ``limit`` messages or ``max_wait`` seconds have passed."""
-        count = sum(len(messages) for _, messages in taken)
+        count = sum(len(chunk.messages) for chunk in taken)
         try:
             async with asyncio.timeout(max_wait):
                 while count < limit and not self._closing and self._failure is None:
                     await self._until_woken()
                     more = self._take_ready(limit - count)
                     taken += more
-                    count += sum(len(messages) for _, messages in more)
+                    count += sum(len(chunk.messages) for chunk in more)
         except TimeoutError:
             return
 
-    def _take_ready(self, limit: int) -> list[tuple[ConsumerReader, list[Message]]]:
-        found: list[tuple[ConsumerReader, list[Message]]] = []
+    def _take_ready(self, limit: int) -> list[_Chunk]:
+        found: list[_Chunk] = []
         while self._ready and limit > 0:
             reader = self._ready[0]
             messages = reader.take_many(limit)
             if messages:
-                found.append((reader, messages))
+                found.append(_Chunk(reader, messages, reader.moves))
                 limit -= len(messages)
             else:
                 self._ready.popleft()
@@ -395,9 +401,9 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         name = (self._options.cursor_id, *key)
         if reader is None or not reader.rewound:
             return await self._parts.cursors.advance(name, offset, deadline)
-        seeks = reader.seeks
+        moves = reader.moves
         await self._parts.cursors.write(name, offset, deadline)
-        reader.rewound = reader.seeks != seeks
+        reader.rewound = reader.moves != moves
         return offset
 
     def _report(self, key: StreamPartition, offset: int, error: LiftEnvelopeError) -> None:

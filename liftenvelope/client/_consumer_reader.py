@@ -60,7 +60,7 @@ class ConsumerReader:
     Attributes:
         position: Offset of the next message to return, None if not known yet.
         first: Offset at which reading started, or the target of the last seek.
-        seeks: Number of seeks by the user.
+        moves: Number of changes of ``position`` by a seek, or by a stream that starts over.
         rewound: True if the next checkpoint may move the cursor back, because the user has called seek.
         is_live: True while returned messages may still be counted as processed.
     """
@@ -80,7 +80,7 @@ class ConsumerReader:
         self.key = key
         self.position: int | None = None
         self.first: int | None = None
-        self.seeks = 0
+        self.moves = 0
         self.rewound = False
         self.is_live = True
         self._parts = parts
@@ -110,7 +110,7 @@ class ConsumerReader:
         """Continue at another offset; drop the messages read ahead."""
         self._messages.clear()
         self.position = self.first = self._next_read = offset
-        self.seeks += 1
+        self.moves += 1
         self.rewound = True
         if self._task is not None:
             self._begin()
@@ -160,10 +160,17 @@ class ConsumerReader:
             self._taken.set()
         return taken
 
-    def give_back(self, messages: list[Message]) -> None:
-        """Put back messages that were taken but not returned to the user."""
-        if self._stopped or self.position != messages[-1].offset + 1:
-            return  # revoked, or moved by a seek, in the meantime
+    def give_back(self, messages: list[Message], moves: int) -> None:
+        """Put back messages that were taken but not returned to the user, the latest ones first.
+
+        Offsets cannot tell if the messages still belong here: a compacted stream has gaps.
+
+        Args:
+            messages: Result of one :meth:`take_many`.
+            moves: Value of ``moves`` at that time.
+        """
+        if self._stopped or self.moves != moves:
+            return  # revoked or moved in the meantime
         self._messages += messages[::-1]
         self.position = messages[0].offset
         self._on_ready(self)
@@ -247,6 +254,7 @@ class ConsumerReader:
     def _forget(self) -> None:
         self._messages.clear()
         self.position = self.first = self._next_read = None
+        self.moves += 1
         self._on_start(self, None)
 
     # Start offset

@@ -122,7 +122,11 @@ class Log:
 
     def add(self, count: int = 1) -> None:
         """Append messages; whoever follows the log gets them."""
-        self.offsets += range(self.newest + 1, self.newest + 1 + count)
+        self.append(*range(self.newest + 1, self.newest + 1 + count))
+
+    def append(self, *offsets: int) -> None:
+        """Append messages with given offsets."""
+        self.offsets += offsets
         self.grew.set()
         self.grew = asyncio.Event()
 

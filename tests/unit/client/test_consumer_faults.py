@@ -1,4 +1,4 @@
-"""Consumers and checkpointers of SCRIPTED brokers: calls that hang, and a close during the join."""
+"""Consumers and checkpointers of SCRIPTED brokers: hanging calls, cancelled reads, a close while joining."""
 
 from __future__ import annotations
 
@@ -118,6 +118,39 @@ async def test_close_leaves_the_group_while_cursors_hang() -> None:
         with pytest.raises(CallTimeoutError):
             await consumer.close()
         assert not group.members
+
+
+@pytest.mark.parametrize("late", [(9, 12), (6, 7)])
+async def test_cancelled_batch_gives_back_every_chunk_of_a_compacted_stream(late: tuple[int, int]) -> None:
+    async with cluster() as broker, client_of([broker]) as client:
+        Group(broker)
+        log = broker.log(0, 5)
+        async with asyncio.timeout(60), client.consumer("g", "foo", auto_offset="earliest") as consumer:
+            reading = asyncio.ensure_future(anext(consumer.batches(1000, max_wait=600)))
+            await until(lambda: consumer.position("foo", 0) == 6)
+            log.append(*late)
+            await until(lambda: consumer.position("foo", 0) == late[1] + 1)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            assert consumer.position("foo", 0) == 0
+            assert [(await anext(consumer)).offset for _ in range(4)] == [0, 5, *late]
+
+
+async def test_cancelled_batch_gives_back_only_what_came_after_a_seek() -> None:
+    async with cluster() as broker, client_of([broker]) as client:
+        Group(broker)
+        log = broker.log(0, 1)
+        async with asyncio.timeout(60), client.consumer("g", "foo", auto_offset="earliest") as consumer:
+            reading = asyncio.ensure_future(anext(consumer.batches(1000, max_wait=600)))
+            await until(lambda: consumer.position("foo", 0) == 2)
+            consumer.seek("foo", 0, 2)
+            log.append(2, 3)
+            await until(lambda: consumer.position("foo", 0) == 4)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            assert [(await anext(consumer)).offset for _ in range(2)] == [2, 3]
 
 
 async def test_consumer_closed_while_it_joins_leaves_the_group() -> None:
