@@ -11,6 +11,7 @@ import pytest
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.client import _cluster as cluster_module
+from liftenvelope.client._events import ClientEvent, CursorAheadOfStream
 from liftenvelope.client.retries import RETRIES
 from liftenvelope.errors import CallTimeoutError, TransportError
 from liftenvelope.rpc.server import ServerCall
@@ -151,6 +152,23 @@ async def test_cancelled_batch_gives_back_only_what_came_after_a_seek() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await reading
             assert [(await anext(consumer)).offset for _ in range(2)] == [2, 3]
+
+
+async def test_cursor_is_kept_if_the_leader_learns_of_its_messages_late() -> None:
+    events: list[ClientEvent] = []
+    async with cluster() as broker, client_of([broker], events=events) as client:
+        Group(broker)
+        broker.always("FetchCursor", api_pb2.FetchCursorResponse(offset=1))
+        early = api_pb2.FetchPartitionMetadataResponse()
+        early.metadata.leader, early.metadata.newestOffset, early.metadata.highWatermark = broker.id, 0, 0
+        broker.next("FetchPartitionMetadata", early, early)
+        async with (
+            asyncio.timeout(60),
+            client.consumer("g", "foo", auto_offset="earliest", auto_commit_interval=None) as consumer,
+        ):
+            assert (await anext(consumer)).offset == 2
+        assert not broker.read("SetCursor")
+    assert not [event for event in events if isinstance(event, CursorAheadOfStream)]
 
 
 async def test_consumer_closed_while_it_joins_leaves_the_group() -> None:
