@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from typing import TYPE_CHECKING, NamedTuple, Self
+from time import monotonic
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope._deadlines import Deadline
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from liftenvelope.envelope import Message
 
 __all__ = ["Consumer"]
+
+#: Seconds for which messages are handed out in a row before other tasks get a turn.
+_TURN: Final = 0.05
 
 
 class _Chunk(NamedTuple):
@@ -63,6 +67,8 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         self._options = options
         self._writer: CheckpointWriter[StreamPartition] | None = None
         self._checkpoints = Checkpoints[StreamPartition](None, options.auto_commit_interval)
+        #: Time of the last turn of other tasks.
+        self._turned_at = monotonic()
 
     # State
 
@@ -173,8 +179,15 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
 
     # Messages
 
+    async def _give_turn(self) -> None:
+        """Let other tasks run: a caller that never awaits must not starve heartbeats."""
+        await self._until_woken(0.0)
+        self._turned_at = monotonic()
+
     async def __anext__(self) -> Message:
         self._settle()
+        if monotonic() - self._turned_at > _TURN:
+            await self._give_turn()
         while True:
             while self._ready and self._failure is None:
                 reader = self._ready[0]
@@ -190,6 +203,8 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
 
     async def _next(self, limit: int, max_wait: float) -> list[Message]:
         self._settle()
+        if monotonic() - self._turned_at > _TURN:
+            await self._give_turn()
         taken = self._take_ready(limit)
         while not taken:
             self._check()

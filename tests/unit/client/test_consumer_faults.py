@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.client import _cluster as cluster_module
+from liftenvelope.client import _consumer as consumer_module
 from liftenvelope.client._events import ClientEvent, CursorAheadOfStream
 from liftenvelope.client.retries import RETRIES
 from liftenvelope.errors import CallTimeoutError, TransportError
@@ -169,6 +171,23 @@ async def test_cursor_is_kept_if_the_leader_learns_of_its_messages_late() -> Non
             assert (await anext(consumer)).offset == 2
         assert not broker.read("SetCursor")
     assert not [event for event in events if isinstance(event, CursorAheadOfStream)]
+
+
+@pytest.mark.parametrize("in_batches", [False, True])
+async def test_other_tasks_run_while_a_caller_works_without_awaiting(in_batches: bool) -> None:
+    async with cluster() as broker, client_of([broker]) as client:
+        Group(broker)
+        async with asyncio.timeout(60), client.consumer("g", "foo", auto_offset="earliest") as consumer:
+            batches = consumer.batches(1)
+            reader = consumer._readers["foo", 0]
+            await until(lambda: len(reader._messages) == 3)
+            ran = asyncio.Event()
+            for _ in range(2):
+                asyncio.get_running_loop().call_soon(ran.set)
+                time.sleep(2 * consumer_module._TURN)  # work that blocks the event loop
+                await anext(batches if in_batches else consumer)
+                assert ran.is_set()
+                ran.clear()
 
 
 async def test_consumer_closed_while_it_joins_leaves_the_group() -> None:
