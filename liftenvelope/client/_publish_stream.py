@@ -261,6 +261,8 @@ class PublishStreams:
         #: Bulk publishes to stop on close.
         self.runs: set[_Run] = set()
         self._tasks: set[asyncio.Task[Ack | None]] = set()
+        #: True once closing cancels the tasks of unary calls.
+        self.has_given_up = False
         self._closed = False
 
     # Finding the stream
@@ -486,6 +488,7 @@ class PublishStreams:
             await asyncio.sleep(0)
         await asyncio.gather(*(lane.close() for lane in list(self._lanes.values())))
         self._lanes, self._pins = {}, {}
+        self.has_given_up = True
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -31,6 +31,7 @@ from liftenvelope.client.publish_many import Messages, Plan, PublishMany
 from liftenvelope.envelope import Ack, AckPolicy
 from liftenvelope.errors import (
     AckTimeoutError,
+    TransportError,
     UsageError,
     UsageTypeError,
 )
@@ -194,7 +195,9 @@ class Publisher:
         """Publish one message without waiting for its ack.
 
         The call applies backpressure: it waits while ``max_outstanding`` messages have no outcome, or while
-        the transport is behind. Messages for one partition are stored in the order of the calls.
+        the transport is behind. Messages for one partition are stored in the order of the calls. Exceptions:
+        messages that are sent again, and messages with the ack policy NONE or an ``ack_inbox``. Each of those
+        takes a call of its own, so they have no order among themselves and relative to others.
 
         Args:
             stream: Name of the stream. All arguments but ``max_outstanding`` are as in :meth:`publish`.
@@ -250,7 +253,7 @@ class Publisher:
         if not self.streams.has_room(max_outstanding):
             await self._wait_for_room(max_outstanding, deadline)
         if message.is_unary:
-            task = asyncio.create_task(self._publish_unary(message, deadline))
+            task = asyncio.create_task(self._publish_until_closed(message, deadline))
             self.streams.track(task)
             return task
         return await self._publish_piped(message, deadline)
@@ -438,6 +441,16 @@ class Publisher:
         future.entry = Entry(correlation_id, request, partition, future, 0)
         streams.submit(lane, (future.entry,), deadline.left)
         return future
+
+    async def _publish_until_closed(self, message: SingleMessage, deadline: Deadline) -> Ack | None:
+        """Publish by a unary call, in a task that is cancelled when the client closes."""
+        try:
+            return await self._publish_unary(message, deadline)
+        except asyncio.CancelledError:
+            if not self.streams.has_given_up:  # the user has cancelled the future
+                raise
+            text = f"stream {message.stream!r}: the client was closed; the message may be stored"
+            raise TransportError(text, 1, True) from None
 
     async def _publish_unary(self, message: SingleMessage, deadline: Deadline) -> Ack | None:
         partition = await self._choose(message, deadline)

@@ -600,7 +600,9 @@ class BlockingClient(Blocking):
         """Publish one message without waiting for its ack.
 
         The call applies backpressure: it waits while ``max_outstanding`` messages have no outcome, or while
-        the transport is behind. Messages for one partition are stored in the order of the calls.
+        the transport is behind. Messages for one partition are stored in the order of the calls. Exceptions:
+        messages that are sent again, and messages with the ack policy NONE or an ``ack_inbox``. Each of those
+        takes a call of its own, so they have no order among themselves and relative to others.
 
         Args:
             stream: Name of the stream. All arguments but ``max_outstanding`` are as in :meth:`publish`.
