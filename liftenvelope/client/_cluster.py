@@ -239,6 +239,7 @@ class Cluster:
         earlier = [broker for name, broker in self._brokers.items() if name in missing]
         if wanted is None:
             self._streams.clear()
+            self._forget_gone(now)
         for name in wanted or ():
             self._streams.pop(name, None)
         self._brokers.update(metadata.brokers)
@@ -251,6 +252,11 @@ class Cluster:
         return make_metadata(
             (*earlier, *metadata.brokers.values()), metadata.streams.values(), metadata.groups.values()
         )
+
+    def _forget_gone(self, now: float) -> None:
+        """Bound ``_seen`` when all streams are listed: forget streams that have been missing for long."""
+        since = {name: now if at is None else at for name, at in self._seen.items()}
+        self._seen = {name: at for name, at in since.items() if now - at < _GONE_AFTER}
 
     async def stream(self, name: str, deadline: Deadline, *, refresh: bool = False) -> StreamInfo:
         """Return a stream's metadata, from the cache if it is younger than ``metadata_max_age``.

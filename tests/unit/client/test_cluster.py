@@ -234,6 +234,31 @@ class TestLeaders:
                     await client.fetch_partition_metadata("foo", wait_for_leader=False)
             assert broker.calls["FetchPartitionMetadata"] == 2
 
+    async def test_streams_that_come_and_go_are_forgotten_by_listings(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cluster_module, "_GONE_AFTER", 0.0)
+        async with scripted() as (broker,), client_of([broker]) as client:
+            broker.log(0)
+            for number in range(20):
+                broker.log(stream=f"s{number}")
+                await client.fetch_metadata()
+                del broker.streams[f"s{number}"]
+            await client.fetch_metadata()
+            assert set(client._context.cluster._seen) <= {"foo", "s19"}
+
+    async def test_stream_missing_from_a_listing_may_still_reappear(self) -> None:
+        async with scripted() as (broker,), client_of([broker]) as client:
+            broker.log(0)
+            await client.fetch_metadata()
+            partitions = broker.streams.pop("foo")  # as on a broker that has just started
+            for _ in range(2):
+                assert not (await client.fetch_metadata()).streams
+            with pytest.raises(CallTimeoutError, match="is missing now"):
+                await client._context.cluster.stream("foo", Deadline(0.2))
+            broker.streams["foo"] = partitions
+            assert (await client._context.cluster.stream("foo", Deadline(30.0))).name == "foo"
+
     async def test_leader_of_a_missing_partition_is_an_error(self) -> None:
         async with scripted() as (broker,):
             broker.log(0)
