@@ -99,6 +99,8 @@ class PublishSession:
         self._tally = PublishTally(core.publishes["PublishAsync"])
         self._is_publishing = False
         self._routes: dict[tuple[str, int], PublishTarget] = {}
+        # Last target of each partition that had a route, for acks that come after its route was dropped.
+        self._targets: dict[tuple[str, int], PublishTarget] = {}
         self._read_ack = _native.jet.AckReader(PubAck, read_ack)
         # Messages of the slow path that have no answer yet.
         self._slow = 0
@@ -267,7 +269,7 @@ class PublishSession:
 
     def _add_route(self, target: PublishTarget) -> None:
         record, partition = target.record, target.partition
-        self._routes[record.name, partition] = target
+        self._routes[record.name, partition] = self._targets[record.name, partition] = target
         self._pipe.route(record.name, partition, record.subject, target.subject, target.stream)
 
     # Acks
@@ -287,11 +289,11 @@ class PublishSession:
         self._settle()
 
     def _on_other(self, message: Any, key: tuple[str, int], policy: int, correlation_id: str) -> None:
-        """Handle a reply that is no plain ack: an error, or the ack of an unexpected stream."""
+        """Handle a reply that is no plain ack: an error, or an ack with a domain or of another stream."""
         _, _, headers, payload = message
         request = api_pb2.PublishRequest(stream=key[0], partition=key[1], correlationId=correlation_id)
         request.ackPolicy = _POLICIES[policy]
-        target = self._routes.get(key)
+        target = self._targets.get(key)
         if headers is not None:
             # No stream records the subject: the partition was just paused, made readonly or deleted.
             self._routes.clear()
@@ -309,6 +311,7 @@ class PublishSession:
             # Another stream stored the message. The target may copy from that stream or not, so the outcome
             # is unknown.
             self._tally.fail(_UNKNOWN)
+            self._give_up(request.ackPolicy, correlation_id)
 
     def _stored(
         self,

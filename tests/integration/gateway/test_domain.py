@@ -138,3 +138,27 @@ async def test_a_domain_that_is_none(leaf_nc: NatsClient) -> None:
         Gateway(leaf_nc, domain="a.b")
     with pytest.raises(NoJetStreamError, match=r"\$JS.nowhere.API"):
         await Gateway(leaf_nc, domain="nowhere").start()
+
+
+async def test_acks_in_flight_outlive_the_change_of_another_stream(client: Client) -> None:
+    """A call drops its routes when a stream of it changes, and acks with a domain are read apart from others."""
+    for stream in ("busy", "other"):
+        await client.create_stream(stream, stream)
+    is_done = asyncio.Event()
+
+    async def change() -> None:
+        while not is_done.is_set():
+            for readonly in (True, False):
+                await client.set_stream_readonly("other", readonly=readonly)
+
+    changing = asyncio.create_task(change())
+    futures = []
+    for number in range(4_000):
+        futures.append(await client.publish_async("busy", b"%d" % number))
+        if number % 20 == 0:  # refused now and then
+            (await client.publish_async("other", b"x")).add_done_callback(lambda done: done.exception())
+            await asyncio.sleep(0)
+    acks = await asyncio.gather(*futures)
+    is_done.set()
+    await changing
+    assert [ack.offset for ack in acks if ack is not None] == list(range(4_000))
