@@ -70,15 +70,13 @@ class AckConsumers:
             JetStreamError, CallTimeoutError, TransportError: JetStream does not tell the consumers.
         """
         try:
-            answer = await self._api.request(f"CONSUMER.LIST.{self._stream}")
+            page = await self._api.request_as(_page, f"CONSUMER.LIST.{self._stream}")
         except CallTimeoutError:
             return await self.named()
-        infos, missing = answer.get("consumers") or [], answer.get("missing") or []
-        if len(infos) + len(missing) >= answer.get("limit", _PAGE):
+        if page is None:
             return await self.named()
-        known = [_consumer(info) for info in infos if _is_ours(info["name"]) and _has_leader(info)]
-        unknown = [info["name"] for info in infos if not _has_leader(info)]
-        return known + await self._ask_each(dict.fromkeys([*unknown, *missing]))
+        known, others = page
+        return known + await self._ask_each(others)
 
     async def named(self) -> list[AckConsumer]:
         """Return the consumers, by one request for the names and one for each ack consumer.
@@ -93,11 +91,11 @@ class AckConsumers:
         return [one for one in found if one is not None]
 
     async def _ask(self, name: str) -> AckConsumer | None:
-        """Return a consumer; None if another reader has deleted it."""
+        """Return a consumer; None if another reader has deleted it, or if it is no reader's."""
         epoch = self._link.epoch
         for number in range(1, _QUESTIONS + 1):
             try:
-                return _consumer(await self._api.request(f"CONSUMER.INFO.{self._stream}.{name}"))
+                return await self._api.request_as(_consumer, f"CONSUMER.INFO.{self._stream}.{name}")
             except ConsumerNotFoundError:
                 return None
             except CallTimeoutError:
@@ -136,8 +134,21 @@ def _has_leader(info: dict[str, Any]) -> bool:
     return "cluster" not in info or bool(info["cluster"].get("leader"))
 
 
-def _consumer(info: dict[str, Any]) -> AckConsumer:
+def _page(answer: dict[str, Any]) -> tuple[list[AckConsumer], dict[str, None]] | None:
+    """Return the consumers of a list, and the names of those to ask for; None if the page is full."""
+    infos, missing = answer.get("consumers") or [], answer.get("missing") or []
+    if len(infos) + len(missing) >= answer.get("limit", _PAGE):
+        return None
+    known = [_consumer(info) for info in infos if _is_ours(info["name"]) and _has_leader(info)]
+    unknown = [info["name"] for info in infos if not _has_leader(info)]
+    return [one for one in known if one is not None], dict.fromkeys([*unknown, *missing])
+
+
+def _consumer(info: dict[str, Any]) -> AckConsumer | None:
+    """Return a reader's consumer; None for one that somebody else has given such a name."""
     config = info["config"]
+    if not config.get("deliver_subject") or "opt_start_seq" not in config:
+        return None
     # A new consumer reports an ack floor of 0. Messages before its start were done when it was created.
     floor = max(info["ack_floor"]["stream_seq"], config["opt_start_seq"] - 1)
     return AckConsumer(info["name"], floor, config["deliver_subject"])

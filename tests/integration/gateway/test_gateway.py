@@ -17,7 +17,8 @@ from liftenvelope.client import Client
 from liftenvelope.envelope import AckPolicy, new_message, unmarshal_ack
 from liftenvelope.errors import NoJetStreamError, ServerError, TransportError, UsageError
 from liftenvelope.gateway import Gateway
-from liftenvelope.jetstream import JetStream
+from liftenvelope.jetstream import ConsumerConfig, JetStream
+from liftenvelope.nats import AckInbox
 from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import GatewayCluster, NatsServer
@@ -301,6 +302,27 @@ async def test_a_lost_consumer_is_made_anew(client: Client, js_nc: NatsClient, n
         await fill(client, name, 3)
         assert [message.offset for message in await take(messages, 3)] == [3, 4, 5]
         await js.close()
+
+
+async def test_consumers_that_are_named_like_those_of_acks_are_left_alone(
+    jetstream_server: NatsServer, name: str
+) -> None:
+    nc = await connect(jetstream_server.url)
+    async with JetStream(nc) as js:
+        async with Gateway(nc, id=name) as gateway, liftenvelope.connect([gateway.address]) as client:
+            await client.create_stream(name, name)
+            stream = await js.stream(f"lift_{name}_0")
+            await stream.create_consumer(ConsumerConfig(durable_name="lift-acks-mine"))
+        async with (
+            Gateway(nc, id=name) as gateway,
+            liftenvelope.connect([gateway.address]) as client,
+            AckInbox(nc) as inbox,
+        ):
+            await client.create_stream(f"{name}-2", f"{name}-2")
+            for led in (name, f"{name}-2"):
+                assert (await inbox.publish(led, b"v", timeout=PATIENCE)).stream == led
+        assert "lift-acks-mine" in [consumer async for consumer in stream.consumer_names()]
+    await nc.close()
 
 
 async def test_messages_that_went_by_hand(client: Client, js_nc: NatsClient, name: str) -> None:
