@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope.envelope import Ack, Message, marshal_ack, unmarshal_message
 from liftenvelope.errors import (
+    AckTimeoutError,
     CallTimeoutError,
     EnvelopeError,
     JetStreamError,
@@ -132,8 +133,9 @@ class CheckedIntake:
             self._refuse(msg, message)
         elif isinstance(error, LiftEnvelopeError) and not isinstance(error, NoJetStreamError):
             self._on_error(error)  # else the partition is paused or readonly: no ack
-        if self._inboxes.replies.admits(msg):
-            self._send(msg.reply, _pub_ack(stored, error))
+        is_unknown = isinstance(error, AckTimeoutError) or (isinstance(error, TransportError) and error.sent)
+        if not is_unknown and self._inboxes.replies.admits(msg):
+            self._send(msg.reply, _pub_ack(stored, error))  # an error would say that it is not stored
 
     def _refuse(self, msg: Msg, message: Message) -> None:
         """Send INCORRECT_OFFSET to the ack inbox, for every ack policy, as Liftbridge does."""

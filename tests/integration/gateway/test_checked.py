@@ -18,7 +18,13 @@ from nats.aio.msg import Msg
 import liftenvelope
 from liftenvelope.client import Client
 from liftenvelope.envelope import Ack, Message, marshal_message, new_message, unmarshal_ack
-from liftenvelope.errors import CallTimeoutError, IncorrectOffsetError, TransportError
+from liftenvelope.errors import (
+    AckTimeoutError,
+    CallTimeoutError,
+    IncorrectOffsetError,
+    JetStreamError,
+    TransportError,
+)
 from liftenvelope.gateway import Gateway
 from liftenvelope.gateway._acks.checked import CheckedIntake, wait_for_intakes
 from liftenvelope.gateway._cluster.records import StreamRecord
@@ -363,6 +369,35 @@ async def test_create_stream_without_a_leader_ends_with_its_deadline(
     with pytest.raises(CallTimeoutError):
         await client.create_stream(name, name, optimistic_concurrency=True, timeout=1)
     await client.delete_stream(name)
+
+
+async def test_reply_to_a_publisher_says_error_only_if_nothing_is_stored(
+    client: Client, nc: NatsClient, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faked: JetStream's answers to a message."""
+    await client.create_stream(name, name, optimistic_concurrency=True)
+    publish = JetStream.publish_async
+    outcomes: dict[bytes, Exception] = {
+        b"late": AckTimeoutError("no ack came"),
+        b"lost": TransportError("the connection was lost", sent=True),
+        b"full": JetStreamError(503, "maximum messages exceeded", err_code=10077),
+        b"down": TransportError("the connection is closed"),
+    }
+
+    async def faked(js: JetStream, subject: str, payload: bytes, **options: Any) -> Any:
+        if payload not in outcomes:
+            return await publish(js, subject, payload, **options)
+        future = asyncio.get_running_loop().create_future()
+        future.set_exception(outcomes[payload])
+        return future
+
+    monkeypatch.setattr(JetStream, "publish_async", faked)
+    replies = await nc.subscribe(inbox := nc.new_inbox())
+    for payload in (*outcomes, b"stored"):
+        await nc.publish(name, payload, reply=inbox)
+    found = [json.loads((await replies.next_msg(60)).data) for _ in range(3)]
+    assert [answer.get("error", {}).get("err_code") for answer in found] == [10077, 0, None]
+    assert found[2]["seq"] == 1
 
 
 async def test_wait_for_intakes_ends_with_the_stream(nc: NatsClient, name: str) -> None:
