@@ -29,6 +29,8 @@ __all__ = ["Intake"]
 
 _NONE: Final = api_pb2.NONE
 _ANY_OFFSET: Final = -1
+#: Longest seconds that a client can have a message wait for its ack, unless the gateway's own time is longer.
+_LONGEST_ACK: Final = 60.0
 #: Statuses of a publish that JetStream has no room for, or leaves unanswered for lack of room.
 _STORAGE_CODES: Final = (StatusCode.INTERNAL, StatusCode.DEADLINE_EXCEEDED, StatusCode.UNAVAILABLE)
 #: Header of an envelope that holds an ack.
@@ -107,7 +109,9 @@ class Intake:
             target: Target of the message.
             request: The request of the client.
             own_inbox: Whether the client's ack inbox gets an ack as well.
-            timeout: Seconds to wait for JetStream's ack; None or 0 for the gateway's ``ack_timeout``.
+            timeout: Seconds to wait for JetStream's ack; None or 0 for the gateway's ``ack_timeout``. A
+                longer one than a minute counts as a minute: the message of a cancelled call takes a place
+                among those that wait until then.
 
         Raises:
             RpcError: INVALID_ARGUMENT: the envelope is too large, or ``expectedOffset`` is below -1.
@@ -121,7 +125,8 @@ class Intake:
             }
         envelope = new_message(request.value, key=request.key, headers=request.headers, **options)
         self.check_size(envelope)
-        seconds = timeout or self._core.options.ack_timeout
+        usual = self._core.options.ack_timeout
+        seconds = min(timeout or usual, max(usual, _LONGEST_ACK))
         if target.record.partitions[target.partition].source is not None:
             return await self._store_in_copy(target, request, own_inbox=own_inbox, timeout=seconds)
         expected = None
