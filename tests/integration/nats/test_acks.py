@@ -243,13 +243,13 @@ async def test_refused_permission_is_quoted_for_its_own_publish_alone(name: str)
     with run_nats_server(config={"authorization": {"users": users}}) as server:
         nc = await connect(server.url, user="worker", password="s3cret")
         silent = await nc.subscribe(f"{name}.silent")
-        async with AckInbox(nc, timeout=0.5) as inbox:
-            publisher = EnvelopePublisher(nc, f"{name}.denied", inbox=inbox, timeout=0.5)
+        async with AckInbox(nc, timeout=3.0) as inbox:
+            publisher = EnvelopePublisher(nc, f"{name}.denied", inbox=inbox, timeout=3.0)
             summary = await (await publisher.publish_batch([b"v"]))
             refused: list[object] = [summary.failures[0]]
             refused += await asyncio.gather(
                 inbox.publish(f"{name}.denied", b"v"),
-                JetStream(nc, timeout=0.5).api.ask(f"{name}.denied", b""),
+                JetStream(nc, timeout=3.0).api.ask(f"{name}.denied", b""),
                 return_exceptions=True,
             )
             said = f'; the server said: nats: permissions violation for publish to "{name}.denied"'
@@ -257,7 +257,7 @@ async def test_refused_permission_is_quoted_for_its_own_publish_alone(name: str)
             others = await asyncio.gather(
                 inbox.publish(f"{name}.silent", b"v"),
                 inbox.expect(),
-                JetStream(nc, timeout=0.5).api.ask(f"{name}.silent", b""),
+                JetStream(nc, timeout=3.0).api.ask(f"{name}.silent", b""),
                 return_exceptions=True,
             )
             assert [isinstance(error, TimeoutError) for error in others] == [True] * 3
