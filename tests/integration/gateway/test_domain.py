@@ -141,7 +141,7 @@ async def test_a_domain_that_is_none(leaf_nc: NatsClient) -> None:
 
 
 async def test_acks_in_flight_outlive_the_change_of_another_stream(client: Client) -> None:
-    """A call drops its routes when a stream of it changes, and acks with a domain are read apart from others."""
+    """A call drops its routes when a stream of it changes; acks with a domain are read apart from others."""
     for stream in ("busy", "other"):
         await client.create_stream(stream, stream)
     is_done = asyncio.Event()
