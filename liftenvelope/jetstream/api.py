@@ -116,7 +116,7 @@ class Api:
         nc: User's connection, which is never closed here and keeps its callbacks.
         prefix: API prefix. Default ``$JS.API``.
         timeout: Default timeout of a request in seconds. Default 5.
-        max_listed: Maximum number of items of a listing. Default :data:`MAX_LISTED`.
+        max_listed: Maximum number of items of a listing. Default 1,000,000.
 
     Attributes:
         nc: User's connection.
