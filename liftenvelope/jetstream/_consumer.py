@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Unpack
 
 from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope.errors import UsageError, UsageTypeError
-from liftenvelope.jetstream._consumer_config import AckPolicy, ConsumerConfig, PriorityPolicy
+from liftenvelope.jetstream._consumer_config import ACK_WAIT, AckPolicy, ConsumerConfig, PriorityPolicy
 from liftenvelope.jetstream._events import PullEvent
 from liftenvelope.jetstream._feed import Hooks, PullFeed
 from liftenvelope.jetstream._fetching import Batch, FetchInboxes, first_of
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Consumer"]
 
-#: Server default of ``ack_wait`` in seconds.
-_ACK_WAIT: Final = 30.0
 #: Maximum number of cached option sets of ``next``.
 _PLANS: Final = 64
 
@@ -456,7 +454,7 @@ class Consumer:
         config = self._info.config
         if auto_ack_progress and config.ack_policy is AckPolicy.NONE:
             raise UsageError("auto_ack_progress must be False for a consumer without acks, got True")
-        progress = (config.ack_wait or _ACK_WAIT) / 3 if auto_ack_progress else None
+        progress = (config.ack_wait or ACK_WAIT) / 3 if auto_ack_progress else None
         plan = consume_plan(config, max_messages=max_messages, max_bytes=max_bytes, **options)
         feed = PullFeed(self, plan, self._hooks(on_event, on_pinned, on_unpinned))
         try:

@@ -10,8 +10,10 @@ from liftenvelope.errors import UsageError
 from liftenvelope.jetstream._records import Moment, OpenEnum, Record, Seconds
 from liftenvelope.jetstream.names import check_consumer_name, check_filter, check_group
 
-__all__ = ["AckPolicy", "ConsumerConfig", "DeliverPolicy", "PriorityPolicy", "ReplayPolicy"]
+__all__ = ["ACK_WAIT", "AckPolicy", "ConsumerConfig", "DeliverPolicy", "PriorityPolicy", "ReplayPolicy"]
 
+#: Server default of ``ack_wait`` in seconds.
+ACK_WAIT: Final = 30.0
 #: Years whose times fit in 64 bits of nanoseconds since 1970. Servers take a later time for an early one.
 _FIRST_YEAR: Final = 1678
 _LAST_YEAR: Final = 2261
