@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Collection, Hashable
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, overload
 
 from liftenvelope._checks import as_count, as_seconds
@@ -13,7 +13,8 @@ from liftenvelope.client._checkpoints import Checkpoints
 from liftenvelope.client._events import CheckpointFailed
 from liftenvelope.client.core import check_partition
 from liftenvelope.client.cursor_names import cursor_key
-from liftenvelope.errors import CallTimeoutError, LiftEnvelopeError, UsageError, UsageTypeError
+from liftenvelope.consumers.locks import holding
+from liftenvelope.errors import LiftEnvelopeError, UsageError, UsageTypeError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -104,23 +105,14 @@ class CheckpointWriter(Generic[_K]):
         if errors:
             raise errors[0][2]
 
-    @asynccontextmanager
-    async def alone(self, deadline: Deadline) -> AsyncIterator[None]:
+    def alone(self, deadline: Deadline) -> AbstractAsyncContextManager[None]:
         """Keep other rounds from writing.
 
         Raises:
             CallTimeoutError: An earlier write did not end before the deadline.
         """
-        try:
-            async with asyncio.timeout(deadline.left):
-                await self._lock.acquire()
-        except TimeoutError as exc:
-            text = f"the cursors were not written in {deadline.timeout} s: an earlier write has not ended"
-            raise CallTimeoutError(text) from exc
-        try:
-            yield
-        finally:
-            self._lock.release()
+        text = f"the cursors were not written in {deadline.timeout} s: an earlier write has not ended"
+        return holding(self._lock, deadline, text)
 
     async def _run(self) -> None:
         while True:

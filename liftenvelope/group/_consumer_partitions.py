@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from liftenvelope._deadlines import Deadline
+from liftenvelope.consumers.locks import holding
 from liftenvelope.consumers.shell import ConsumerShell, stop
 from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
 from liftenvelope.group._member import Assigned, GiveBack, GroupMember, Lost, creation_of
@@ -265,13 +266,8 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
             GroupError, TransportError: The offsets could not be stored.
         """
         deadline = Deadline(timeout)
-        try:
-            async with asyncio.timeout(timeout):
-                await self._committing.acquire()
-        except TimeoutError as exc:
-            text = f"the offsets were not committed in {timeout:g} s: an earlier commit has not ended"
-            raise CallTimeoutError(text) from exc
-        try:
+        text = f"the offsets were not committed in {timeout:g} s: an earlier commit has not ended"
+        async with holding(self._committing, deadline, text):
             wanted = self._dirty.keys() if keys is None else self._dirty.keys() & set(keys)
             held = {**self._readers, **self._leaving}
             chosen = {key: (self._dirty[key], held[key].rewound) for key in wanted if key in held}
@@ -292,8 +288,6 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
                     held[key].rewound = False
             if failure is not None:
                 raise failure
-        finally:
-            self._committing.release()
 
     async def _commit_now_and_then(self, interval: float) -> None:
         while True:
