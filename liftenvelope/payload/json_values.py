@@ -63,9 +63,11 @@ def _durations(column: pa.Array) -> list[Any]:
 
 
 def _structs(column: pa.Array) -> list[Any]:
+    names, present = [field.name for field in column.type], column.is_valid().to_pylist()
+    if len(set(names)) < len(names):
+        raise ValueError(f"a struct must have each field once, got {names}")
     fields = [json_values(child) for child in column.flatten()]
     rows = zip(*fields, strict=True) if fields else [()] * len(column)
-    names, present = [field.name for field in column.type], column.is_valid().to_pylist()
     return [
         dict(zip(names, row, strict=True)) if here else None for row, here in zip(rows, present, strict=True)
     ]

@@ -51,6 +51,12 @@ def test_value(column: pa.Array, expected: list[object]) -> None:
     assert json_values(doubled.slice(1, len(column))) == [*expected, *expected][1 : 1 + len(column)]
 
 
+def test_struct_with_a_field_twice_loses_none() -> None:
+    column = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    with pytest.raises(ValueError, match=r"a struct must have each field once, got \['a', 'a'\]"):
+        json_values(column)
+
+
 WITHOUT_PANDAS = """
 import sys
 class WithoutPandas:
