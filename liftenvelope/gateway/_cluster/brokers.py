@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope.errors import (
     CallTimeoutError,
+    InternalError,
     JetStreamError,
     LiftEnvelopeError,
     TransportError,
@@ -312,21 +313,26 @@ class LiveBrokers:
             _log.warning("gateway %s has its lease again", self.me, extra=named)
 
     def _on_entry(self, entry: BucketEntry) -> None:
-        if (timer := self._timers.pop(entry.key, None)) is not None:
-            timer.cancel()
         if entry.value is None:
             self._forget(entry.key, logging.INFO, "has left")
             return
         broker = read_stored(_broker, entry.value, "the entry of a gateway")
+        if encode_name(broker.id) != entry.key:
+            raise InternalError(f"the entry of gateway {broker.id!r:.40} has the key {entry.key!r:.40}")
         if broker.id == self.me:
             self._note(self._lease.read_back(entry.revision))
             return
+        self._stop_timer(entry.key)
         self._expire_later(entry.key, self._ttl)
         if self._alive.get(broker.id) != broker:
             text = "gateway %s at %s:%d is alive"
             _log.info(text, broker.id, broker.host, broker.port, extra={"gateway": broker.id})
             self._alive[broker.id] = broker
             self._changed()
+
+    def _stop_timer(self, key: str) -> None:
+        if (timer := self._timers.pop(key, None)) is not None:
+            timer.cancel()
 
     def _expire_later(self, key: str, seconds: float) -> None:
         self._timers[key] = asyncio.get_running_loop().call_later(seconds, self._expire, key)
@@ -340,7 +346,7 @@ class LiveBrokers:
             self._expire_later(key, self._ttl / (2 * _BEATS))
 
     def _forget(self, key: str, level: int, why: str) -> None:
-        self._timers.pop(key, None)
+        self._stop_timer(key)
         for id_ in [id_ for id_ in self._alive if encode_name(id_) == key and id_ != self.me]:
             _log.log(level, "gateway %s %s", id_, why, extra={"gateway": id_})
             del self._alive[id_]

@@ -61,6 +61,21 @@ async def test_gateways_pass_over_records_of_another_program(bucket: str, name: 
         await nc.close()
 
 
+@pytest.mark.parametrize("junk", [b"[", b'{"id":"other","host":"x","port":1}'])
+async def test_record_under_the_key_of_a_dead_gateway_does_not_keep_it_alive(junk: bytes) -> None:
+    async with run_nats_server(jetstream=True) as server:
+        nc = await connect(server.url)
+        async with (
+            Gateway(nc, id="living", broker_ttl=2.0) as gateway,
+            liftenvelope.connect([gateway.address]) as client,
+        ):
+            await nc.jetstream().publish("$KV.lift_brokers.dead", b'{"id":"dead","host":"x","port":1}')
+            await until_known(client, "living", "dead")
+            await nc.jetstream().publish("$KV.lift_brokers.dead", junk)
+            await until_known(client, "living")
+        await nc.close()
+
+
 async def test_questions_of_another_program_are_passed_over(jetstream_server: NatsServer) -> None:
     faults: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
