@@ -70,10 +70,10 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-def resident_mib(pid: int) -> float:
-    """Return the resident memory of a process, in MiB."""
+def resident_mib(pid: int, kind: str = "VmRSS") -> float:
+    """Return the resident memory of a process, in MiB; with ``"VmHWM"`` its highest until now."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+    return int(status.split(f"{kind}:")[1].split()[0]) / 1024
 
 
 def freeze(pid: int) -> None:

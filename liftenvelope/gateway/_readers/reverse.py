@@ -1,16 +1,18 @@
 """Serves Subscribe with ``reverse``: sends messages from a start offset back to the oldest.
 
 JetStream delivers forwards only. So the partition is read in chunks from the end, and each chunk is sent in
-reverse order.
+reverse order. If a chunk has more bytes than expected, its oldest messages are dropped and read again as the
+next chunk. So a call never holds much more than a chunk.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope import _native
 from liftenvelope._pb import api_pb2
-from liftenvelope.gateway._partitions.feed import DeliveryFeed
+from liftenvelope.gateway._partitions.feed import DeliveryFeed, sequences_of
 from liftenvelope.gateway._readers.reads import may_send
 from liftenvelope.jetstream.counting import is_stored
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -63,7 +65,10 @@ async def read_backwards(
     size = min(max(_CHUNK_BYTES // max(state.bytes // state.messages, 1), 1), _CHUNK)
     while start >= stop and not read.ended:
         low = max(start - size + 1, stop)
-        messages = await _range(core, stream, low, start, read)
+        low, messages = await _range(core, stream, low, start, read)
+        held = sum(map(_size, messages))
+        # The next messages are expected to be as large as these.
+        size = min(max(_CHUNK_BYTES * (start - low + 1) // max(held, 1), 1), _CHUNK)
         if await may_send(core, read):
             await call.send_framed(b"".join(framer.frame([m], 0, -1) for m in reversed(messages)))
         start = low - 1
@@ -93,11 +98,21 @@ def _stop(request: api_pb2.SubscribeRequest, state: PartitionState) -> int:
     return state.oldest
 
 
-async def _range(core: Core, stream: str, low: int, high: int, read: Read) -> list[PartitionDelivery]:
-    """Return the messages from offset ``low`` to ``high`` that still exist, in ascending order."""
+def _size(delivery: PartitionDelivery) -> int:
+    return len(delivery[2] or b"") + len(delivery[3])
+
+
+async def _range(
+    core: Core, stream: str, low: int, high: int, read: Read
+) -> tuple[int, deque[PartitionDelivery]]:
+    """Return the messages from an offset to offset ``high`` that still exist, in ascending order.
+
+    The offset comes with them. It is ``low``, or a higher one if the messages hold more than a chunk.
+    """
     feed = DeliveryFeed(core.read_js, stream, low + 1)
     read.feed = feed
-    found: list[PartitionDelivery] = []
+    found: deque[PartitionDelivery] = deque()
+    held = 0
     # This framer only parses sequences and pending counts; its frames are discarded.
     framer = _native.gate.MessageFramer("", 0)
     try:
@@ -113,8 +128,12 @@ async def _range(core: Core, stream: str, low: int, high: int, read: Read) -> li
                 framer.frame([message], high + 2, -1)
                 if framer.sequence <= high + 1:
                     found.append(message)
+                    held += _size(message)
+                while held > _CHUNK_BYTES and len(found) > 1:
+                    held -= _size(found.popleft())
+                    low = sequences_of([found[0]])[0] - 1
             if not messages:
                 framer.pending = feed.pending
     finally:
         await feed.close()
-    return found
+    return low, found

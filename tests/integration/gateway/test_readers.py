@@ -80,6 +80,22 @@ async def test_readers_that_take_nothing_cost_little_memory(name: str) -> None:
             assert (resident_mib(pid) - before) / readers <= 0.5
 
 
+async def test_reading_backwards_holds_a_chunk_though_the_last_messages_are_far_larger_than_most(
+    name: str,
+) -> None:
+    values = [*(b"%d" % number for number in range(20_000)), *(bytes(900_000) for _ in range(100)), b"last"]
+    with run_gateway(config={"broker_ttl": 60.0}) as gateway:
+        pid = gateway.nodes[0].pid
+        assert pid is not None
+        async with liftenvelope.connect(gateway.addresses) as client:
+            await client.create_stream(name, name)
+            await client.publish_many(name, values)
+            before = resident_mib(pid, "VmHWM")
+            async with client.subscribe(name, start="latest", reverse=True) as messages:
+                assert [message.value async for message in messages] == values[::-1]
+            assert resident_mib(pid, "VmHWM") - before <= 32
+
+
 @pytest.mark.parametrize(("size", "count", "readers"), [(100_000, 150, 16), (3_500_000, 6, 8)])
 async def test_readers_of_large_messages_do_not_cost_the_connection(
     name: str, size: int, count: int, readers: int
