@@ -49,7 +49,7 @@ _SILENCE: Final = 3.5
 _SPREADING: Final = 2.0
 #: Seconds to wait for room in the queue before checking the connection again.
 _LOOK: Final = 0.5
-#: Shortest wait for data, in seconds, that shows that the server had nothing more to send.
+#: Seconds in which the server sends a message that it has stored, if a pull is open.
 _QUIET: Final = 0.05
 
 
@@ -80,6 +80,8 @@ class ConsumerRead(RangeRead):
         self._pull_bytes = 0
         # By pull in flight: offset of the read and time when the pull was sent.
         self._asked_at: dict[int, tuple[int, float]] = {}
+        # True while a pull is open and the server had nothing else to send: it sends messages as they come.
+        self._is_current = False
         # _moved_at: when the last row came, or last waited for room.
         # _fruitless: consecutive pulls that the server ended at once without a row; since when; when the next
         # pull may be sent.
@@ -118,7 +120,7 @@ class ConsumerRead(RangeRead):
         self._inbox = self._source.access.new_inbox()
         self._sid = link.subscribe(f"{self._inbox}.*")
         self._rows.follow(self._sid, self._next, self._span.stop)
-        self._pulls.forget()
+        self._forget_pulls()
         self._asked_at.clear()
         wanted = max(_PULL_BYTES, 2 * link.max_payload, self._pull_bytes)
         self._pull_bytes = min(wanted, _MOST_PULL_BYTES)  # a server may claim any max_payload
@@ -190,7 +192,7 @@ class ConsumerRead(RangeRead):
             self._pull(link)
             before = rows.rows
             state, link.start = rows.feed(link.view, link.start, link.end)
-            self._pulls.arrived(rows.rows - before)
+            self._arrived(rows.rows - before)
             self._reached(rows.next_offset)
             if before == 0 and rows.rows:
                 self._began = time.monotonic()
@@ -253,13 +255,14 @@ class ConsumerRead(RangeRead):
             case StatusKind.DELETED | StatusKind.NO_RESPONDERS:
                 raise TransportError(f"{self._source.stream}: the consumer is gone: {status}")
             case StatusKind.LEADERSHIP | StatusKind.SHUTDOWN:
-                self._pulls.forget()
+                self._forget_pulls()
                 self._unfruitful(link, f"ended all pulls: {status}")
             case _:
                 self._pull_ended(link, frame.number or 0, status)
 
     def _pull_ended(self, link: NatsSocket, number: int, status: Status) -> None:
         self._pulls.ended(number)
+        self._is_current = self._is_current and not self._pulls.is_idle
         at, since = self._asked_at.pop(number, (self._next, self._moved_at))
         if at != self._next or time.monotonic() - since > _EXPIRES / 2:
             return  # the pull delivered rows, or waited for some
@@ -273,10 +276,26 @@ class ConsumerRead(RangeRead):
 
     # Progress
 
+    def _arrived(self, count: int) -> None:
+        """Count rows that came."""
+        rows = self._rows
+        if rows.next_offset == self._next:
+            return
+        if self._skips.has_begun:
+            if self._is_current:
+                self._skips.current_at = time.monotonic() - _QUIET
+            self._skips.passed(rows.next_offset)
+        self._pulls.arrived(count)
+        self._is_current = rows.pending == 0 and not self._pulls.is_idle
+
     def _reached(self, offset: int) -> None:
         """Set the next offset. If it advanced, a row came, so the counters of fruitless pulls restart."""
         if offset != self._next:
             self._next, self._fruitless, self._moved_at = offset, 0, time.monotonic()
+
+    def _forget_pulls(self) -> None:
+        self._pulls.forget()
+        self._is_current = False
 
     def _unfruitful(self, link: NatsSocket, why: str) -> None:
         """Schedule a pause before the next pull, since the server ended a pull without a row.
@@ -321,7 +340,7 @@ class ConsumerRead(RangeRead):
         came = link.fill(self._time_to_wait(self._longest_wait()))
         left = self._left if self._rows.pending < 0 else self._rows.pending
         if not left and not self._pulls.is_idle and time.monotonic() - began >= _QUIET:
-            self._skips.current_at = began
+            self._skips.current_at, self._is_current = began, True
         if came:
             self._quiet_since, self._repeated = link.last_heard, False
         else:
@@ -343,7 +362,7 @@ class ConsumerRead(RangeRead):
         if silence > self._source.access.stall_timeout:
             raise TransportError(f"{link.address} has said nothing for {silence:.1f} s")
         if silence > _SILENCE and not self._repeated:
-            self._pulls.forget()
+            self._forget_pulls()
             self._repeated = True
 
     # Gaps
@@ -364,12 +383,11 @@ class ConsumerRead(RangeRead):
         oldest, age = source.oldest_and_age()
         may_jump = any(start < oldest for start, _ in self._gaps) and source.may_have_holes()
         gaps, self._gaps = self._gaps, []
-        later = self._skips.pass_over(gaps, self._flushed, oldest)
+        lost = self._skips.pass_over(gaps, self._flushed, oldest, time.monotonic() - age)
         if may_jump:
             self._skips.acquit()
             return
-        lost = later
-        if lost is None or not self._skips.may_have_lost(time.monotonic(), age):
+        if lost is None:
             lost = self._lost_of_backlog()
         if lost is not None:
             raise retention_error(source.stream, self._span.partition, lost, oldest)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from typing import Final
 
 __all__ = ["FilterGaps"]
+
+#: Times that are noted as one, in seconds.
+_CLOSE: Final = 0.05
 
 
 class FilterGaps:
@@ -18,8 +23,9 @@ class FilterGaps:
       that the read got and those still to come are as many. If they are fewer, messages may be on their way
       that the leader has removed since: they are in a socket, or on the replica of the consumer, which lags.
       Only when the read has passed the oldest message, or the backlog, are they lost.
-    - Later messages are delivered as they are stored. None is lost if the oldest message was stored before
-      the time at which the read was last up to date, since retention takes the oldest messages first.
+    - Later messages are delivered as they are stored. None is lost in a gap if the oldest message was stored
+      before the last time at which the read was up to date before it passed the gap, since retention takes
+      the oldest messages first.
 
     Args:
         start: First offset of the read.
@@ -32,6 +38,10 @@ class FilterGaps:
         self._suspect: int | None = None
         # Offset to reach before the suspect is looked at again.
         self._again_at = 0
+        # Offsets that the read has reached, and for each the last time before it at which the read was up to
+        # date.
+        self._passed: list[int] = []
+        self._passed_at: list[float] = []
         #: Last time, in seconds of a monotonic clock, at which the read had every message that matches.
         self.current_at = 0.0
 
@@ -49,25 +59,43 @@ class FilterGaps:
         """Set the number of matching messages from the start up to ``end``, as of ``now``."""
         self._matching, self._end, self.current_at = matching, end, now
 
-    def pass_over(self, gaps: Iterable[tuple[int, int]], reached: int, oldest: int) -> int | None:
+    def passed(self, stop: int) -> None:
+        """Note that the read has come to an offset, and was last up to date at ``current_at``."""
+        if self._passed and self.current_at - self._passed_at[-1] < _CLOSE:
+            self._passed[-1] = stop
+        else:
+            self._passed.append(stop)
+            self._passed_at.append(self.current_at)
+
+    def pass_over(
+        self, gaps: Iterable[tuple[int, int]], reached: int, oldest: int, oldest_at: float
+    ) -> int | None:
         """Take the gaps up to an offset, in order, and set the suspect of the backlog.
 
         Args:
             gaps: First offset of each gap, and the offset after it.
             reached: Offset that the read has reached.
             oldest: Offset of the oldest message.
+            oldest_at: Monotonic time in seconds at which the oldest message was stored.
 
         Returns:
-            Start of the last gap that is not of the backlog and begins before the oldest message.
+            Start of the last gap after the backlog in which messages may have been lost; None for none.
         """
         self._reached, later = reached, None
         for start, stop in gaps:
             if start < oldest and start < self._end:
                 self._suspect = start
-            elif start < oldest:
+            elif start < oldest and self._current_before(stop) <= oldest_at:
                 later = start
             self._skipped += max(min(stop, self._end) - start, 0)
+        kept = bisect_right(self._passed, reached)
+        del self._passed[:kept], self._passed_at[:kept]
         return later
+
+    def _current_before(self, stop: int) -> float:
+        """Return the last time at which the read was up to date before it passed the gap up to ``stop``."""
+        at = bisect_left(self._passed, stop)
+        return self._passed_at[at] if at < len(self._passed) else self.current_at
 
     def is_due(self, reached: int) -> bool:
         """Return True if the read has come far enough for another look at the suspect."""
@@ -101,12 +129,3 @@ class FilterGaps:
         """
         self._again_at = min(oldest, self._end)
         return self._reached >= self._again_at
-
-    def may_have_lost(self, now: float, oldest_age: float) -> bool:
-        """Return True if a message may have been stored and removed since the read was up to date.
-
-        Args:
-            now: Monotonic time in seconds.
-            oldest_age: Age of the oldest message in seconds.
-        """
-        return oldest_age <= now - self.current_at

@@ -66,13 +66,13 @@ def test_gap_below_the_oldest_is_no_loss_if_all_matching_messages_came() -> None
     # Offsets 3, 40 and 41 match. Retention has reached 20.
     gaps = FilterGaps(0)
     gaps.begin(3, 100, 0.0)
-    assert gaps.pass_over([(0, 3), (4, 40)], 41, 20) is None
+    assert gaps.pass_over([(0, 3), (4, 40)], 41, 20, 0.0) is None
     assert (gaps.suspect, gaps.to_count()) == (4, (41, 100))
     assert not gaps.is_complete(0)
     assert gaps.has_lost(20)
     assert gaps.is_complete(1)
     assert gaps.suspect is None
-    assert gaps.pass_over([(42, 100)], 100, 20) is None
+    assert gaps.pass_over([(42, 100)], 100, 20, 0.0) is None
     assert gaps.suspect is None
 
 
@@ -80,12 +80,12 @@ def test_missing_messages_are_not_lost_before_the_read_has_passed_the_oldest() -
     # Offsets 1 to 9 match, and retention has taken them after they were sent.
     gaps = FilterGaps(0)
     gaps.begin(9, 100, 0.0)
-    assert gaps.pass_over([(0, 1)], 5, 50) is None
+    assert gaps.pass_over([(0, 1)], 5, 50, 0.0) is None
     assert not gaps.is_complete(0)
     assert not gaps.has_lost(60)
     assert not gaps.is_due(59)
     assert gaps.is_due(60)
-    assert gaps.pass_over([(10, 70)], 71, 70) is None
+    assert gaps.pass_over([(10, 70)], 71, 70, 0.0) is None
     assert gaps.is_complete(0)
     assert not gaps.is_due(100)
 
@@ -107,7 +107,8 @@ def test_loss_is_found_exactly_when_a_matching_message_is_gone(data: st.DataObje
     lost, begin = False, 0
     for end in ends:  # pieces are handed out
         reached = end + 1
-        assert gaps.pass_over([gap for gap in all_gaps if begin < gap[1] <= reached], reached, oldest) is None
+        passed = [gap for gap in all_gaps if begin < gap[1] <= reached]
+        assert gaps.pass_over(passed, reached, oldest, 0.0) is None
         begin = reached
         if gaps.suspect is not None:
             left = sum(offset >= max(reached, oldest) for offset in matching)
@@ -115,13 +116,30 @@ def test_loss_is_found_exactly_when_a_matching_message_is_gone(data: st.DataObje
     assert lost == (came != matching)
 
 
-def test_later_gap_is_no_loss_while_the_oldest_message_is_older_than_the_last_quiet_moment() -> None:
+def test_later_gap_is_no_loss_if_the_oldest_message_was_there_when_the_read_was_up_to_date() -> (
+    None
+):
     gaps = FilterGaps(0)
     gaps.begin(0, 10, 100.0)
-    assert gaps.pass_over([(0, 30), (31, 70), (71, 90)], 91, 72) == 71
+    gaps.passed(91)
+    gaps.current_at = 105.0
+    gaps.passed(200)
+    gaps.current_at = 110.0
+    assert gaps.pass_over([(0, 30), (31, 70), (71, 90)], 80, 72, 100.5) == 71
     assert (gaps.suspect, gaps.to_count()) == (0, None)
     assert gaps.is_complete(0)
-    assert not gaps.may_have_lost(110.0, 10.5)
-    assert gaps.may_have_lost(110.0, 9.5)
-    gaps.current_at = 105.0
-    assert not gaps.may_have_lost(110.0, 9.5)
+    assert gaps.pass_over([(71, 90)], 90, 72, 99.5) is None
+    assert gaps.pass_over([(71, 90), (92, 190)], 190, 150, 104.0) == 71
+    assert gaps.pass_over([(92, 190)], 190, 150, 106.0) == 92
+    assert gaps.pass_over([(201, 210)], 210, 205, 109.0) is None
+
+
+def test_times_that_a_read_notes_are_bounded() -> None:
+    gaps = FilterGaps(0)
+    gaps.begin(0, 0, 0.0)
+    for offset in range(100_000):
+        gaps.current_at = offset / 100_000
+        gaps.passed(offset)
+    assert len(gaps._passed) == len(gaps._passed_at) <= 20
+    gaps.pass_over([], 99_999, 0, 0.0)
+    assert not gaps._passed
