@@ -116,9 +116,7 @@ def test_loss_is_found_exactly_when_a_matching_message_is_gone(data: st.DataObje
     assert lost == (came != matching)
 
 
-def test_later_gap_is_no_loss_if_the_oldest_message_was_there_when_the_read_was_up_to_date() -> (
-    None
-):
+def test_later_gap_is_no_loss_if_the_oldest_message_was_there_when_the_read_was_up_to_date() -> None:
     gaps = FilterGaps(0)
     gaps.begin(0, 10, 100.0)
     gaps.passed(91)
