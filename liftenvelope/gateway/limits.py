@@ -59,7 +59,8 @@ class Limits(ServerLimits):
         max_pending_bytes_per_client: Bytes of requests that a client may have pending at this gateway:
             requests without an answer, and published messages without JetStream's ack. Above this limit
             PublishAsync waits, and other requests are refused with RESOURCE_EXHAUSTED. A larger request is
-            served if nothing else of the client is pending. Default 128 MiB.
+            served if nothing else of the client is pending. All publishers on NATS to streams that check
+            offsets count as one client; above the limit, their messages are refused. Default 128 MiB.
         max_subscriptions_per_client: Open subscriptions of a client at this gateway. Further ones are refused
             with RESOURCE_EXHAUSTED. They are calls too, so ``max_calls_per_client`` bounds them as well.
             Default 7,500.

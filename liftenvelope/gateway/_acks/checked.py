@@ -4,6 +4,7 @@ JetStream checks the expected offset of a message only if the publisher sets a h
 expected offset in the envelope instead. So for these streams, and no others, a gateway is in the path of raw
 NATS messages: the partition's leader receives them from the subject and publishes them to JetStream with the
 header. As in Liftbridge, messages that arrive while the partition has no leader are neither stored nor acked.
+Nor are messages that arrive while too many wait for JetStream.
 
 The :class:`~liftenvelope.gateway._acks.reader.PartitionAckReader` acks stored messages, as for all
 streams. This module sends the refusals.
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope._logs.throttle import Throttle
 from liftenvelope.envelope import Ack, Message, marshal_ack, unmarshal_message
 from liftenvelope.errors import (
     AckTimeoutError,
@@ -25,6 +27,7 @@ from liftenvelope.errors import (
     JetStreamError,
     LiftEnvelopeError,
     NoJetStreamError,
+    ResourcesExceededError,
     TransportError,
     UsageError,
     WrongLastSequenceError,
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
+    from liftenvelope.gateway._clients.pending import Held
     from liftenvelope.gateway._cluster.records import StreamRecord
     from liftenvelope.gateway._protocol.subjects import AckInboxes
     from liftenvelope.jetstream.context import JetStream
@@ -45,6 +49,8 @@ __all__ = ["CheckedIntake", "wait_for_intakes"]
 
 #: Offset in an envelope that expects no particular offset.
 _ANY_OFFSET: Final = -1
+#: JetStream's error code for a lack of resources.
+_NO_RESOURCES: Final = 10023
 #: Timeout of one request and pause between two, in seconds.
 _ONE_TRY, _PAUSE = 1.0, 0.01
 
@@ -57,6 +63,7 @@ class CheckedIntake:
         record: Record of the stream.
         partition: Number of the partition.
         inboxes: Allowed ack inboxes and reply subjects.
+        held: Bytes that wait for JetStream. If there is no room for a message, it is refused.
         on_error: Called with the error if a message is not stored for a reason other than its offset.
     """
 
@@ -67,6 +74,7 @@ class CheckedIntake:
         partition: int,
         *,
         inboxes: AckInboxes,
+        held: Held,
         on_error: Callable[[LiftEnvelopeError], None],
     ) -> None:
         self._link = Link(js.api.nc)
@@ -75,6 +83,8 @@ class CheckedIntake:
         self._partition = partition
         self._intake = record.intake_of(partition)
         self._inboxes = inboxes
+        self._held = held
+        self._throttle = Throttle()
         self._on_error = on_error
         self._subscriptions: list[Subscription] = []
         self._sending: set[asyncio.Task[None]] = set()
@@ -118,12 +128,27 @@ class CheckedIntake:
         if message is not None and expected < _ANY_OFFSET:
             self._refuse(msg, message)
             return
-        try:
-            stored = await self._js.publish_async(self._intake + msg.subject, msg.data, **options)
-        except (TransportError, UsageError) as exc:
-            self._on_error(exc)
+        size = len(msg.data)
+        if self._js.publish_async_pending >= self._js.max_outstanding or not self._held.add_now(size):
+            self._refuse_for_room(msg)
             return
+        with self._held.split(size) as held:
+            try:
+                stored = await self._js.publish_async(self._intake + msg.subject, msg.data, **options)
+            except (TransportError, UsageError) as exc:
+                self._on_error(exc)
+                return
+            held.keep_until(stored)
         stored.add_done_callback(partial(self._stored, msg, message))
+
+    def _refuse_for_room(self, msg: Msg) -> None:
+        text = "the message is not stored: too many others wait for JetStream"
+        text += " (limits max_pending_bytes_per_client and max_pending_publishes_in_all)"
+        error = ResourcesExceededError(503, text, err_code=_NO_RESOURCES)
+        if self._throttle.admits("room", asyncio.get_running_loop().time()):
+            self._on_error(error)
+        if self._inboxes.replies.admits(msg):
+            self._send(msg.reply, _refusal(error))
 
     def _stored(self, msg: Msg, message: Message | None, stored: asyncio.Future[PubAck]) -> None:
         if stored.cancelled():
@@ -168,14 +193,16 @@ class CheckedIntake:
 
 
 def _pub_ack(stored: asyncio.Future[PubAck], error: BaseException | None) -> bytes:
-    """Build the answer that JetStream would send to the reply subject of a publish."""
-    if error is None:
-        ack = stored.result()
-        answer: dict[str, Any] = {"stream": ack.stream, "seq": ack.sequence}
-    else:
-        code, err_code = (error.code, error.err_code) if isinstance(error, JetStreamError) else (503, 0)
-        answer = {"error": {"code": code, "err_code": err_code, "description": str(error)}}
-    return json.dumps(answer).encode()
+    """Return the answer that JetStream would send to the reply subject of a publish."""
+    if error is not None:
+        return _refusal(error)
+    ack = stored.result()
+    return json.dumps({"stream": ack.stream, "seq": ack.sequence}).encode()
+
+
+def _refusal(error: BaseException) -> bytes:
+    code, err_code = (error.code, error.err_code) if isinstance(error, JetStreamError) else (503, 0)
+    return json.dumps({"error": {"code": code, "err_code": err_code, "description": str(error)}}).encode()
 
 
 def _probe(record: StreamRecord, partition: int) -> str:

@@ -38,6 +38,7 @@ class Quotas:
         # By client: hashes of the keys of new cursors. A key set twice, as after a timeout, counts once.
         self._cursors: dict[str, set[int]] = {}
         self._pending = PendingBytes(limits.max_pending_bytes_per_client)
+        self._pending_on_nats = PendingBytes(limits.max_pending_bytes_per_client)
 
     def check_stream(self, registry: StreamRegistry, record: StreamRecord) -> None:
         """Check that the owner of a new stream stays within its quota.
@@ -68,6 +69,10 @@ class Quotas:
     def pending(self, call: ServerCall) -> Held:
         """Return the pending bytes of a call that waits for room instead of being refused."""
         return self._pending.of(client_name(call.peer_certificate))
+
+    def pending_on_nats(self) -> Held:
+        """Return pending bytes of the publishers on NATS, which count as one client."""
+        return self._pending_on_nats.of("")
 
     def hold(self, call: ServerCall, size: int) -> Held:
         """Count the bytes of a request as pending.

@@ -340,7 +340,12 @@ class _Led:
         self._intake: CheckedIntake | None = None
         if record.checks_offsets:
             self._intake = CheckedIntake(
-                core.js, record, partition, inboxes=core.ack_inboxes, on_error=self._tell
+                core.js,
+                record,
+                partition,
+                inboxes=core.ack_inboxes,
+                held=core.quotas.pending_on_nats(),
+                on_error=self._tell,
             )
         self._idle: asyncio.Task[None] | None = None
         self._compactor: Compactor | None = None

@@ -26,11 +26,12 @@ from liftenvelope.errors import (
     NoSuchStreamError,
     TransportError,
 )
-from liftenvelope.gateway import Gateway
+from liftenvelope.gateway import Gateway, Limits
 from liftenvelope.gateway._acks.checked import CheckedIntake, wait_for_intakes
+from liftenvelope.gateway._clients.pending import PendingBytes
 from liftenvelope.gateway._cluster.records import StreamRecord
 from liftenvelope.gateway._protocol.subjects import AckInboxes
-from liftenvelope.jetstream import JetStream
+from liftenvelope.jetstream import JetStream, PubAck
 from liftenvelope.nats import AckInbox
 from liftenvelope.testing import NatsServer, run_nats_server
 from liftenvelope.types import AckError, AckPolicy
@@ -323,7 +324,8 @@ async def test_a_start_that_is_cancelled(nc: NatsClient, name: str, monkeypatch:
     inside = asyncio.Event()
     async with JetStream(nc) as js:
         before = set(nc._subs)
-        intake = CheckedIntake(js, record, 0, inboxes=AckInboxes(["_INBOX."]), on_error=print)
+        held = PendingBytes(1).of("")
+        intake = CheckedIntake(js, record, 0, inboxes=AckInboxes(["_INBOX."]), held=held, on_error=print)
         with monkeypatch.context() as faked:
             faked.setattr(nc, "subscribe", partial(_slowly, nc.subscribe, inside))
             starting = asyncio.create_task(intake.start())
@@ -400,6 +402,42 @@ async def test_reply_to_a_publisher_says_error_only_if_nothing_is_stored(
     found = [json.loads((await replies.next_msg(60)).data) for _ in range(3)]
     assert [answer.get("error", {}).get("err_code") for answer in found] == [10077, 0, None]
     assert found[2]["seq"] == 1
+
+
+async def test_messages_beyond_what_may_wait_for_jetstream_are_refused(
+    name: str, own_nats: NatsServer, nc: NatsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faked: a JetStream that does not answer."""
+    publish = JetStream.publish_async
+    unanswered: list[asyncio.Future[Any]] = []
+
+    async def faked(js: JetStream, subject: str, payload: bytes, **options: Any) -> Any:
+        if payload != bytes(1_000):
+            return await publish(js, subject, payload, **options)
+        unanswered.append(asyncio.get_running_loop().create_future())
+        return unanswered[-1]
+
+    monkeypatch.setattr(JetStream, "publish_async", faked)
+    limits = Limits(max_pending_bytes_per_client=10_000)
+    gateway_nc = await connect(own_nats.url)
+    async with (
+        Gateway(gateway_nc, id="bounded", limits=limits) as gateway,
+        liftenvelope.connect([gateway.address], timeout=240) as client,
+    ):
+        await client.create_stream(name, name, partitions=2, optimistic_concurrency=True)
+        replies = await nc.subscribe(inbox := nc.new_inbox())
+        for partition in (0, 1):
+            subject = f"{name}.1" if partition else name
+            for _ in range(10):
+                await nc.publish(subject, bytes(1_000), reply=inbox)
+        answers = [json.loads((await replies.next_msg(240)).data) for _ in range(10)]
+        assert {answer["error"]["err_code"] for answer in answers} == {10023}
+        assert len(unanswered) == 10
+        unanswered[0].set_result(PubAck(stream="lift", sequence=1))
+        await replies.next_msg(240)
+        await nc.publish(name, b"x", reply=inbox)
+        assert json.loads((await replies.next_msg(240)).data)["seq"] == 1
+    await gateway_nc.close()
 
 
 async def test_wait_for_intakes_ends_with_the_stream(nc: NatsClient, name: str) -> None:
