@@ -37,7 +37,6 @@ from liftenvelope._checks import as_seconds
 from liftenvelope.errors import (
     CallTimeoutError,
     ConsumerNotFoundError,
-    JetStreamError,
     LiftEnvelopeError,
     NoJetStreamError,
     TransportError,
@@ -186,8 +185,7 @@ class PartitionAckReader:
         Raises:
             UsageError: The reader was started already.
             StreamNotFoundError: The JetStream stream does not exist.
-            JetStreamError, CallTimeoutError, TransportError: The consumer can't be created now. The reader is
-                not started.
+            LiftEnvelopeError: The consumer can't be created now. The reader is not started.
         """
         if self._task is not None:
             raise UsageError("this reader was started already")
@@ -205,7 +203,7 @@ class PartitionAckReader:
         """Delete the consumers of other readers. If that fails, report it and replace the own consumer."""
         try:
             await self._take_over()
-        except (JetStreamError, CallTimeoutError, TransportError) as error:
+        except LiftEnvelopeError as error:
             self._give_up()
             self._wanted.set()
             self._tell(error)
@@ -253,7 +251,7 @@ class PartitionAckReader:
         except (CallTimeoutError, NoJetStreamError):
             # If the connection is the cause, its own watch handles that.
             return not self._link.is_connected or self._link.epoch != self._epoch
-        except (JetStreamError, TransportError):
+        except LiftEnvelopeError:
             return True  # handled by the reader's own checks
         return True
 
@@ -343,7 +341,7 @@ class PartitionAckReader:
                 await self._take_over()
                 backoff.reset()
                 await asyncio.sleep(_REBIND_PAUSE)  # slows down two readers that take over from each other
-            except (JetStreamError, CallTimeoutError, TransportError) as error:
+            except LiftEnvelopeError as error:
                 self._give_up()
                 self._tell(error)
                 await asyncio.sleep(backoff.next())
@@ -385,15 +383,17 @@ class PartitionAckReader:
             self._give_up()  # still missing after a second quiet period
             return
         try:
-            info = await self._api.request(f"CONSUMER.INFO.{self._jetstream_stream}.{self._consumer}")
+            due = await self._api.request_as(
+                _delivered, f"CONSUMER.INFO.{self._jetstream_stream}.{self._consumer}"
+            )
         except ConsumerNotFoundError:
             self._give_up()
             return
-        except (JetStreamError, CallTimeoutError, TransportError) as error:
+        except LiftEnvelopeError as error:
             self._tell(error)
             self._await_quiet()
             return
-        self._due = int(info["delivered"]["consumer_seq"]) + (info["num_pending"] > 0)
+        self._due = due
         if self._flow.delivery < self._due:
             self._await_quiet()
 
@@ -451,16 +451,17 @@ class PartitionAckReader:
     async def _create(self, name: str, inbox: str, start: int) -> str:
         """Create the consumer; return the name of the server that holds it, empty without a cluster."""
         request = {"stream_name": self._jetstream_stream, "config": self._config(name, inbox, start)}
-        info = await self._api.request(f"CONSUMER.CREATE.{self._jetstream_stream}.{name}", request)
-        return str(info.get("cluster", {}).get("leader", ""))
+        return await self._api.request_as(
+            _server, f"CONSUMER.CREATE.{self._jetstream_stream}.{name}", request
+        )
 
     async def _unsubscribe(self) -> None:
-        subscriptions, self._subscriptions = self._subscriptions, []
         self._mark(False)
         self._done = max(self._done, self._flow.position)
         self._servers.remove(self)
-        for subscription in subscriptions:
-            await subscription.unsubscribe()
+        while self._subscriptions:  # a cancelled call leaves the others to close()
+            await self._subscriptions[-1].unsubscribe()
+            self._subscriptions.pop()
         self._settle()
         self._due, self._asked_for = 0, False
         if self._quiet is not None:
@@ -484,3 +485,12 @@ class PartitionAckReader:
             "flow_control": True,
             "idle_heartbeat": int(self._heartbeat * _NS),
         }
+
+
+def _delivered(info: dict[str, Any]) -> int:
+    """Return the deliveries that a reader of a consumer must have had, and one more if others are pending."""
+    return int(info["delivered"]["consumer_seq"]) + (int(info["num_pending"]) > 0)
+
+
+def _server(info: dict[str, Any]) -> str:
+    return str(info.get("cluster", {}).get("leader", ""))

@@ -15,7 +15,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from liftenvelope.envelope import Ack, Message, marshal_message, new_message, unmarshal_ack, unmarshal_message
-from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError, UsageError
+from liftenvelope.errors import LiftEnvelopeError, ServerProtocolError, StreamNotFoundError, UsageError
 from liftenvelope.gateway._acks import reader as ack_reader
 from liftenvelope.gateway._acks.consumers import ACK_CONSUMER
 from liftenvelope.gateway._acks.reader import PartitionAckReader
@@ -371,6 +371,29 @@ async def test_when_nothing_more_comes_it_asks_once(
         assert partition.ids == ["a", "b"]
         (another,) = await partition.consumers()
         assert another["name"] != consumer["name"]
+
+
+async def test_answer_that_can_not_be_read_ends_no_acks(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAKE: the answer. No server is known to send it."""
+    monkeypatch.setattr(ack_reader, "_QUIET", 0.05)
+    errors: list[LiftEnvelopeError] = []
+    async with partition.reader(on_error=errors.append) as reader:
+        request = reader._api.request
+
+        async def answer(subject: str, *arguments: Any, **options: Any) -> Any:
+            found = await request(subject, *arguments, **options)
+            return found if errors else {"delivered": None}
+
+        monkeypatch.setattr(reader._api, "request", answer)
+        await partition.publish("a")
+        await until(lambda: errors)
+        (consumer,) = await partition.consumers()
+        await partition.api.request(f"CONSUMER.DELETE.{partition.name}.{consumer['name']}")
+        await partition.publish("b")
+        await acked(partition, 2)
+    assert [type(error) for error in errors] == [ServerProtocolError]
 
 
 def _at_least(found: list[str], count: int) -> bool:
