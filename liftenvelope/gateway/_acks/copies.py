@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from liftenvelope.envelope import new_message, unmarshal_ack
-from liftenvelope.errors import AckTimeoutError, EnvelopeError, TransportError
+from liftenvelope.errors import AckTimeoutError, EnvelopeError, EnvelopeTooLargeError, TransportError
 from liftenvelope.jetstream.publish_frames import PubAck
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
@@ -73,7 +73,7 @@ class CopyAcks:
             timeout: Seconds after which the future fails with AckTimeoutError.
 
         Raises:
-            EnvelopeTooLargeError: The message is too large for an envelope.
+            EnvelopeTooLargeError: The message is too large for an envelope, or the envelope for the server.
             TransportError: The connection is closed or draining. The message is not stored.
         """
         async with self._starting:
@@ -84,6 +84,9 @@ class CopyAcks:
         self._number += 1
         token = str(self._number)
         envelope = new_message(value, key=key, headers=headers, ack_inbox=self._inbox, correlation_id=token)
+        if len(envelope) > (limit := self._link.max_payload):
+            # The check of the request did not count the gateway's own inbox.
+            raise EnvelopeTooLargeError(f"the envelope must be at most {limit} bytes, got {len(envelope)}")
         future = self._expect(token, stream, timeout)
         try:
             await self._link.publish(subject, envelope)

@@ -56,6 +56,8 @@ async def test_message_that_is_not_published_leaves_nothing_pending(
     waiting = await publish(copies, name)
     with pytest.raises(EnvelopeTooLargeError):
         await copies.publish(name, name, b"", key=b"", headers={"h" * 70_000: b""}, timeout=NEVER)
+    with pytest.raises(EnvelopeTooLargeError, match=f"at most {nc.max_payload} bytes"):
+        await publish(copies, name, bytes(nc.max_payload - 20))
     await nc.close()
     with pytest.raises(TransportError, match="closed"):
         await publish(copies, name)
