@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._backoff import Backoff
+from liftenvelope.client._ahead import look_again
 from liftenvelope.client._events import CursorAheadOfStream, GroupPartitionFenced
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -38,11 +39,6 @@ _BATCH: Final = 500
 _LOOK_AGAIN: Final = 1.0
 #: Seconds to wait for partition metadata. Short, because a paused partition has no leader to answer.
 _INFO_TIMEOUT: Final = 3.0
-#: Seconds for which a cursor must be ahead of its stream to count as one of an earlier stream. A server that
-#: has just become the partition's leader may not know all of its messages yet.
-_CERTAIN: Final = 3.0
-#: Seconds between two requests for the newest offset meanwhile.
-_AHEAD_PAUSE: Final = 0.25
 
 
 class ConsumerReader:
@@ -269,7 +265,8 @@ class ConsumerReader:
         if stored is None:
             self._check_auto("it has no cursor")
         try:
-            info = await self._fetch_info(-1 if stored is None else stored)
+            info = await self._fetch_info()
+            info = await look_again(info, stored, self._fetch_info)
         except NotLeaderError:
             # The partition may be paused. A cursor or "earliest" gives the start without its metadata.
             if stored is None and self._auto_offset != "earliest":
@@ -282,15 +279,8 @@ class ConsumerReader:
             stored = await self._keep_start(info)
         return self._started(stored)
 
-    async def _fetch_info(self, least: int) -> PartitionInfo:
-        """Fetch the partition's metadata; wait up to ``_CERTAIN`` seconds for the newest offset ``least``."""
-        fetch, clock = self._parts.streams.fetch_partition_metadata, asyncio.get_running_loop().time
-        info = await fetch(*self.key, timeout=_INFO_TIMEOUT)
-        until = clock() + _CERTAIN
-        while info.newest_offset < least and clock() < until:
-            await asyncio.sleep(_AHEAD_PAUSE)
-            info = await fetch(*self.key, timeout=_INFO_TIMEOUT)
-        return info
+    async def _fetch_info(self) -> PartitionInfo:
+        return await self._parts.streams.fetch_partition_metadata(*self.key, timeout=_INFO_TIMEOUT)
 
     def _check_auto(self, why: str) -> None:
         if self._auto_offset == "error":

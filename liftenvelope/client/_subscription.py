@@ -17,9 +17,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope._deadlines import Deadline
+from liftenvelope.client._ahead import look_again, start_after
 from liftenvelope.client._async_start_lookup import AsyncStartLookup
 from liftenvelope.client._events import (
-    CursorAheadOfStream,
     StoppedAtHighWatermark,
     SubscriptionLost,
     SubscriptionResumed,
@@ -28,7 +28,7 @@ from liftenvelope.client._message_reader import MessageReader
 from liftenvelope.client._subscribe_call import open_call
 from liftenvelope.client.failures import call_error, partition_paused
 from liftenvelope.client.partition_read import PartitionRead, Verdict
-from liftenvelope.client.positions import At, StartAt, parse_start
+from liftenvelope.client.positions import At, StartAt
 from liftenvelope.client.retries import Fate, fate_of
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from liftenvelope.client._streams import Streams
     from liftenvelope.client.core import ClientContext
     from liftenvelope.client.metadata import PartitionInfo
-    from liftenvelope.client.positions import Cursor
     from liftenvelope.rpc.aio import Call
 
 __all__ = ["Subscription"]
@@ -201,7 +200,11 @@ class Subscription(MessageReader):
             found = await self._cursors.fetch_cursor(start.cursor.id, self.stream, self.partition)
         info = await self._info(deadline) if read.needs_info else None
         if start.cursor is not None:
-            start = self._after_cursor(start.cursor, found, info)
+            assert info is not None
+            info = await look_again(info, found, lambda: self._fetch_info(deadline))
+            start, ahead = start_after(self.stream, start.cursor, found, info)
+            if ahead is not None:
+                self._options.notify(ahead)
         if info is not None and read.ends_at_newest:
             info = await self._committed(info, deadline)
         first = None
@@ -212,19 +215,6 @@ class Subscription(MessageReader):
     def _lookup(self, deadline: Deadline) -> AsyncStartLookup:
         return AsyncStartLookup(self._cluster, self.stream, self.partition, deadline)
 
-    def _after_cursor(self, cursor: Cursor, offset: int | None, info: PartitionInfo | None) -> StartAt:
-        assert info is not None
-        if offset is None:
-            return parse_start(cursor.default, 0)
-        if offset > info.newest_offset:
-            # Cursors outlive streams: this cursor belongs to an earlier stream with the same name.
-            event = CursorAheadOfStream(
-                self.stream, self.partition, cursor.id, offset, info.newest_offset, cursor.default
-            )
-            self._options.notify(event)
-            return parse_start(cursor.default, 0)
-        return StartAt(At.OFFSET, offset + 1)
-
     async def _info(self, deadline: Deadline) -> PartitionInfo:
         stream = await self._cluster.stream(self.stream, deadline, refresh=True)
         known = stream.partitions.get(self.partition)
@@ -234,9 +224,11 @@ class Subscription(MessageReader):
             probe = PartitionRead(self.stream, self.partition, StartAt(At.NEW), None)
             await self._subscribe(deadline, probe)
             self._drop_call()
-        return await self._streams.fetch_partition_metadata(
-            self.stream, self.partition, timeout=deadline.left
-        )
+        return await self._fetch_info(deadline)
+
+    async def _fetch_info(self, deadline: Deadline) -> PartitionInfo:
+        fetch = self._streams.fetch_partition_metadata
+        return await fetch(self.stream, self.partition, timeout=deadline.left)
 
     async def _committed(self, info: PartitionInfo, deadline: Deadline) -> PartitionInfo:
         """Wait until the message that is the newest now is committed; emit an event if that fails."""
@@ -245,9 +237,7 @@ class Subscription(MessageReader):
             if info.high_watermark >= newest or deadline.is_over:
                 break
             await asyncio.sleep(min(_COMMIT_POLL, deadline.left))
-            info = await self._streams.fetch_partition_metadata(
-                self.stream, self.partition, timeout=deadline.left
-            )
+            info = await self._fetch_info(deadline)
         if info.high_watermark < newest:
             self._options.notify(
                 StoppedAtHighWatermark(self.stream, self.partition, info.high_watermark, newest)

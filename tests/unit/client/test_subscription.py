@@ -166,6 +166,19 @@ class TestCursors:
         found, events = await self.begun(6, default="latest")
         assert (found, events) == ([5], [CursorAheadOfStream("foo", 0, "c", 6, 5, "latest")])
 
+    async def test_leader_learns_of_its_messages_late(self) -> None:
+        events: list[Any] = []
+        async with scripted() as (broker,):
+            broker.log(*range(6))
+            broker.streams["__cursors"] = ["b0"]
+            broker.always("FetchCursor", api_pb2.FetchCursorResponse(offset=4))
+            early = api_pb2.FetchPartitionMetadataResponse()
+            early.metadata.leader, early.metadata.newestOffset, early.metadata.highWatermark = "b0", 2, 2
+            broker.next("FetchPartitionMetadata", early, early)
+            async with client_of([broker], events=events) as client:
+                assert await read(client, start=Cursor("c", default="new"), stop="latest") == [5]
+        assert not [event for event in events if isinstance(event, CursorAheadOfStream)]
+
 
 class TestReplicas:
     async def test_may_serve_if_that_is_wanted(self) -> None:

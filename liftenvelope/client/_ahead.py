@@ -1,0 +1,62 @@
+"""Cursors that seem to be ahead of their stream.
+
+A cursor outlives its stream: ahead of the newest message, it belongs to an earlier stream of the same name.
+But a server that has just become a partition's leader may not know all of its messages yet, so one answer is
+not enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope.client._events import CursorAheadOfStream
+from liftenvelope.client.positions import At, StartAt, parse_start
+
+if TYPE_CHECKING:
+    from liftenvelope.client.metadata import PartitionInfo
+    from liftenvelope.client.positions import Cursor
+
+__all__ = ["look_again", "start_after"]
+
+#: Seconds for which a cursor must be ahead of its stream, and seconds between two requests meanwhile.
+_CERTAIN: Final = 3.0
+_PAUSE: Final = 0.25
+
+
+async def look_again(
+    info: PartitionInfo, offset: int | None, fetch: Callable[[], Awaitable[PartitionInfo]]
+) -> PartitionInfo:
+    """Return the metadata of a partition; if its newest message is before an offset, after 3 s.
+
+    Args:
+        info: The metadata as fetched just now.
+        offset: The offset of the cursor; None for no cursor.
+        fetch: Fetches the metadata again.
+    """
+    clock = asyncio.get_running_loop().time
+    until = clock() + _CERTAIN
+    while offset is not None and info.newest_offset < offset and clock() < until:
+        await asyncio.sleep(_PAUSE)
+        info = await fetch()
+    return info
+
+
+def start_after(
+    stream: str, cursor: Cursor, offset: int | None, info: PartitionInfo
+) -> tuple[StartAt, CursorAheadOfStream | None]:
+    """Return where to start, and an event if the cursor is ahead of the stream.
+
+    Args:
+        stream: Name of the stream.
+        cursor: The cursor.
+        offset: The stored offset; None if it was never set.
+        info: Metadata of the partition.
+    """
+    if offset is None:
+        return parse_start(cursor.default, 0), None
+    if offset <= info.newest_offset:
+        return StartAt(At.OFFSET, offset + 1), None
+    event = CursorAheadOfStream(stream, info.id, cursor.id, offset, info.newest_offset, cursor.default)
+    return parse_start(cursor.default, 0), event
