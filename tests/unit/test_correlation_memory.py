@@ -44,6 +44,7 @@ class TestMemory:
 
     @pytest.fixture(autouse=True)
     def trace(self) -> Iterator[None]:
+        PendingAcks().register_many(10_000, deadline=5.0)  # the process makes what all ids share, once
         gc.collect()
         tracemalloc.start()
         yield
