@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from opentelemetry import context as context_api
 
@@ -20,10 +20,16 @@ from liftenvelope.otel._reconnects import reconnects
 if TYPE_CHECKING:
     from opentelemetry.context import Context
 
+    from liftenvelope.client import OutgoingMessage
     from liftenvelope.otel._patches import Patches
     from liftenvelope.otel._telemetry import Started, Telemetry
 
 __all__ = ["patch_client"]
+
+#: Bytes of a request besides its stream, key, value and headers, and of a header besides its name and value:
+#: upper bounds of tags, lengths, numbers and the correlation id.
+_REQUEST_ROOM: Final = 256
+_HEADER_ROOM: Final = 32
 
 
 def patch_client(patches: Patches, telemetry: Telemetry) -> None:
@@ -128,29 +134,12 @@ class _ManyPublish:
         return self._started
 
     def item(self, item: Any) -> Any:
-        """Return a message with the fields of the span."""
-        from liftenvelope.client import OutgoingMessage
-        from liftenvelope.envelope import Message
-
+        """Return a message with the fields of the span, or as it is if it would be too large with them."""
         self._taken += 1
-        fields = self._fields
-        if not fields:
+        if not self._fields:
             return item
-        if isinstance(item, bytes | bytearray | memoryview):
-            return OutgoingMessage(value=item, headers=fields)
-        if type(item) is tuple and len(item) == 2:
-            return OutgoingMessage(key=item[0], value=item[1], headers=fields)
-        if isinstance(item, OutgoingMessage):
-            return OutgoingMessage(
-                value=item.value,
-                key=item.key,
-                headers=added(item.headers, fields),
-                partition=item.partition,
-                expected_offset=item.expected_offset,
-            )
-        if isinstance(item, Message):
-            return OutgoingMessage(value=item.value, key=item.key, headers=added(item.headers, fields))
-        return item  # the publish raises its own error
+        found = _with_fields(item, self._fields)
+        return found if found is not None and _fits(self._stream, found) else item
 
     def end(self, stored: int, failures: Mapping[int, BaseException], error: BaseException | None) -> None:
         """End the span with the outcome of the messages."""
@@ -163,6 +152,45 @@ class _ManyPublish:
         """End the span of a publish that nobody holds any more."""
         if self._started is not None:
             self._started.end(count=0)
+
+
+def _with_fields(item: Any, fields: Mapping[str, bytes]) -> OutgoingMessage | None:
+    """Return a message of ``publish_many`` with fields in its headers; None if it is none."""
+    from liftenvelope.client import OutgoingMessage
+    from liftenvelope.envelope import Message
+
+    if isinstance(item, bytes | bytearray | memoryview):
+        return OutgoingMessage(value=item, headers=fields)
+    if type(item) is tuple and len(item) == 2:
+        return OutgoingMessage(key=item[0], value=item[1], headers=fields)
+    if isinstance(item, OutgoingMessage):
+        return OutgoingMessage(
+            value=item.value,
+            key=item.key,
+            headers=added(item.headers, fields),
+            partition=item.partition,
+            expected_offset=item.expected_offset,
+        )
+    if isinstance(item, Message):
+        return OutgoingMessage(value=item.value, key=item.key, headers=added(item.headers, fields))
+    return None  # the publish raises its own error
+
+
+def _fits(stream: str, message: OutgoingMessage) -> bool:
+    """Return True if the request of a message is certainly not larger than servers accept."""
+    from liftenvelope.client.publish_checks import MAX_REQUEST
+
+    names = [stream, *map(str, message.headers or ())]  # the publish refuses other names
+    parts = [message.key, message.value, *(message.headers or {}).values()]
+    size = sum(len(name.encode("utf-8", "replace")) for name in names) + sum(map(_bytes_of, parts))
+    return size + _REQUEST_ROOM + len(names) * _HEADER_ROOM <= MAX_REQUEST
+
+
+def _bytes_of(part: Any) -> int:
+    try:
+        return memoryview(part).nbytes
+    except TypeError:  # None, or a value that the publish refuses
+        return 0
 
 
 class _Items:

@@ -1,7 +1,8 @@
 """Spans of single publishes: JetStream, ack inbox, envelope publisher, Liftbridge client.
 
-The span of a publish ends with its ack. Its context goes into the headers of the message. If the message is
-too large with these fields, it is published without them: telemetry never makes a publish fail.
+The span of a publish ends with its ack. Its context goes into the headers of the message. If the publish is
+refused because the message is too large with these fields, it is published without them. A refusal that only
+the ack tells is final: the caller has the future already.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.trace import Link
 
-from liftenvelope.errors import EnvelopeError, UsageError
+from liftenvelope.errors import EnvelopeError, MessageTooLargeError, UsageError
 from liftenvelope.otel import _conventions as names
 from liftenvelope.otel._outstanding import outstanding
 from liftenvelope.otel._propagation import Carrier, added
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Publish", "patch_jetstream", "patch_nats"]
 
-#: Errors of a message that may be valid without the added fields. Nothing was sent.
-_INVALID: Final = (UsageError, EnvelopeError)
+#: Errors of a message that may be valid without the added fields. Nothing was stored.
+_INVALID: Final = (UsageError, EnvelopeError, MessageTooLargeError)
 #: Subjects that are not the user's: JetStream's API, and key-value buckets.
 _RESERVED: Final = "$"
 

@@ -8,18 +8,20 @@ from typing import Any
 
 import pytest
 from nats.aio.client import Client
+from opentelemetry.instrumentation.utils import suppress_instrumentation
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind
 
 import liftenvelope
 from liftenvelope import otel
 from liftenvelope.client import OutgoingMessage
-from liftenvelope.errors import NoSuchStreamError, UsageError
+from liftenvelope.client.publish_checks import MAX_REQUEST
+from liftenvelope.errors import MessageTooLargeError, NoSuchStreamError, UsageError
 from liftenvelope.group import Coordinator, GroupConsumer, JetStreamTopic, LiftbridgeTopic, Topic
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.nats import AckInbox
 from liftenvelope.nats.closing import close_connection
-from liftenvelope.testing import FaultProxy, GatewayCluster
+from liftenvelope.testing import FaultProxy, GatewayCluster, run_gateway, run_nats_server
 from tests.integration.conftest import connect, until
 
 from .recording import Recording
@@ -112,6 +114,59 @@ async def test_publish_many_has_one_span_for_all_messages(
     assert [(one.value, one.key) for one in found] == [(b"a", b""), (b"b", b"k"), (b"c", b"")]
     assert found[2].headers["shop"] == b"7"
     assert {one.headers["traceparent"].split(b"-")[1] for one in found} == {b"%032x" % trace_of(span)}
+
+
+async def test_message_of_the_largest_size_is_published_without_the_context(
+    client: liftenvelope.Client, recording: Recording, name: str
+) -> None:
+    await client.create_stream(name, name)
+    largest = await _largest(client, name)
+    recording.clear()
+    await client.publish(name, bytes(largest))
+    await client.publish_to_subject(name, bytes(largest - 20))
+    with pytest.raises(MessageTooLargeError):
+        await client.publish(name, bytes(largest + 1))
+    assert recording.open == 0
+    kinds = [(span.attributes or {}).get("error.type") for span in recording.spans("publish")]
+    assert kinds == [None, None, "MessageTooLargeError"]
+    async with client.subscribe(name, start="latest", stop="latest") as messages:
+        [message] = [message async for message in messages]
+    assert (len(message.value), "traceparent" in message.headers) == (largest - 20, False)
+
+
+async def _largest(client: liftenvelope.Client, stream: str) -> int:
+    """Return the size of the largest value that a server takes, found without telemetry."""
+    low, high = 0, 2 << 20
+    with suppress_instrumentation():
+        while low < high:
+            middle = (low + high + 1) // 2
+            try:
+                await client.publish(stream, bytes(middle))
+            except MessageTooLargeError:
+                high = middle - 1
+            else:
+                low = middle
+    return low
+
+
+async def test_request_of_the_largest_size_is_published_without_the_context(
+    recording: Recording, name: str
+) -> None:
+    limits = {"max_message_bytes": 5 << 20}
+    with (
+        run_nats_server(jetstream=True, max_payload=8 << 20) as server,
+        run_gateway(nats_server=server, config={"limits": limits}) as gateway,
+    ):
+        async with liftenvelope.connect(gateway.addresses, max_message_bytes=5 << 20) as client:
+            await client.create_stream(name, name)
+            value = bytes(MAX_REQUEST - 60 - len(name))  # no room for a traceparent
+            with suppress_instrumentation():
+                await client.publish_many(name, [value])
+            await client.publish_many(name, [value, b"small", (b"key", value[3:])])
+            await (await client.publish_async(name, value))
+            async with client.subscribe(name, start="earliest", stop="latest") as messages:
+                found = ["traceparent" in message.headers async for message in messages]
+    assert found == [False, False, True, False, False]
 
 
 async def test_publish_many_of_an_async_iterable_and_its_acks(
