@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
@@ -283,7 +283,9 @@ async def _publish(send: _Send, count: int, size: int) -> _Measured:
 
     def settle(future: asyncio.Future[Any], sent: float) -> None:
         waiting.discard(future)
-        if future.cancelled() or (error := future.exception()) is None:
+        cancelled = LiftEnvelopeError("the wait for the ack was cancelled") if future.cancelled() else None
+        error = cancelled or future.exception()
+        if error is None:
             measured.latencies.append(time.perf_counter() - sent)
             return
         measured.failed += 1
@@ -349,19 +351,33 @@ async def bench_reading(
 
 
 async def _read(servers: CommandServers, stream: str, count: int, start: Any, idle: float) -> _Measured:
+    """Read up to ``count`` messages, until none has come for ``idle`` seconds since the read began."""
     measured = _Measured()
     options: dict[str, Any] = {"partitions": (), "subjects": (), "resume": False, "no_follow": False}
     started = last = 0.0
-    async with aclosing(read_stream(servers, stream, start=start, **options)) as messages:
-        with suppress(TimeoutError, StopAsyncIteration):
-            while measured.count < count:
-                async with asyncio.timeout(idle if measured.count or start != "new" else None):
-                    message = await anext(messages)
-                last = time.perf_counter()
-                started = started or last
-                measured.count += 1
-                measured.size += len(message.payload)
-                if start == "new":
-                    measured.latencies.append(max(time.time_ns() - message.timestamp_ns, 0) / 1e9)
+    silence, loop = asyncio.timeout(None), asyncio.get_running_loop()
+
+    def wait_no_longer() -> None:
+        if measured.count or start != "new":
+            silence.reschedule(loop.time() + idle)
+
+    # The servers' own timeouts limit everything before: that they do not answer is an error, not a silence.
+    messages = read_stream(servers, stream, start=start, on_begun=wait_no_longer, **options)
+    async with aclosing(messages):
+        try:
+            async with silence:
+                async for message in messages:
+                    last = time.perf_counter()
+                    started = started or last
+                    measured.count += 1
+                    measured.size += len(message.payload)
+                    if start == "new":
+                        measured.latencies.append(max(time.time_ns() - message.timestamp_ns, 0) / 1e9)
+                    if measured.count == count:
+                        break
+                    wait_no_longer()
+        except TimeoutError:
+            if not silence.expired():
+                raise
     measured.seconds = last - started
     return measured

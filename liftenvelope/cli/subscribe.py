@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -28,13 +28,19 @@ __all__ = ["read_stream", "subscribe"]
 
 @dataclass(frozen=True, kw_only=True)
 class _ReadOptions:
-    """Options of the command that choose messages."""
+    """Options of the command that choose messages, and a function to call once reading has begun."""
 
     start: Any
     no_follow: bool
     partitions: tuple[int, ...]
     subjects: tuple[str, ...]
     resume: bool
+    on_begun: Callable[[], None] | None = None
+
+    def begun(self) -> None:
+        """Tell that the servers have accepted the read: only messages are waited for from now on."""
+        if self.on_begun is not None:
+            self.on_begun()
 
 
 @click.command()
@@ -91,7 +97,7 @@ async def subscribe(
 
 
 def read_stream(servers: CommandServers, name: str, **options: Any) -> AsyncGenerator[Received, None]:
-    """Read a stream with the options of the command; see its help."""
+    """Read a stream with the options of the command; see its help. ``on_begun`` is for callers alone."""
     read = _jetstream if servers.is_jetstream else _liftbridge
     return read(servers, name, _ReadOptions(**options))
 
@@ -116,6 +122,7 @@ async def _jetstream(
             return
         consumer = stream.ordered_consumer(filter_subjects=options.subjects, **start)
         async with consumer.messages(on_event=_note) as messages:
+            options.begun()
             async for message in messages:
                 if message.metadata.stream_sequence < start.get("opt_start_seq", 0):
                     continue  # before 2.11, a replica that lags begins with older ones
@@ -171,6 +178,7 @@ async def _liftbridge(
                 reads.append(await stack.enter_async_context(read))
             except (NotLeaderError, PartitionPausedError) as exc:
                 raise await _closed(client, name, number, exc) from exc
+        options.begun()
         async with aclosing(_merged(reads)) as messages:
             async for message in messages:
                 yield from_liftbridge(message)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer
+from liftenvelope.testing import FaultProxy, GatewayCluster, LiftbridgeCluster, NatsServer
 from tests.integration.cli.commands import error_of, json_of, run, started, text_of
 
 
@@ -46,10 +46,20 @@ def test_latency_of_reading(at: tuple[str, str], name: str) -> None:
 def test_stream_with_fewer_messages_ends_after_a_silence(at: tuple[str, str], name: str) -> None:
     text_of("stream", "create", name, *at)
     text_of("publish", name, "x", *at)
-    done = run("bench", "sub", name, "--idle", "0.2", "--json", *at)
-    count = json.loads(done.stdout)["messages"]
-    assert count <= 1
-    assert done.stderr == f"Note: {count} of 10,000 messages came before 0.2 s of silence\n"
+    done = run("bench", "sub", name, "--idle", "2", "--json", *at)
+    assert json.loads(done.stdout)["messages"] == 1
+    assert done.stderr == "Note: 1 of 10,000 messages came before 2 s of silence\n"
+
+
+@pytest.mark.parametrize("idle", ["0.1", "60"])
+def test_read_from_a_server_that_does_not_answer_fails(at: tuple[str, str], name: str, idle: str) -> None:
+    text_of("stream", "create", name, *at)
+    with FaultProxy(at[1]) as proxy:
+        scheme = at[1].partition("://")[0]
+        proxy.stall()
+        url = ("--url", f"{scheme}://{proxy.address}")
+        error = error_of("bench", "sub", name, "--idle", idle, "--timeout", "1", *url)
+    assert error.startswith("Error: can't connect to ")
 
 
 def test_failed_publishes_exit_with_1(jetstream_server: NatsServer, at: tuple[str, str], name: str) -> None:
