@@ -28,9 +28,16 @@ def steady_clock() -> Callable[[], float]:
     return lambda: start + time.monotonic()
 
 
-def fault_of(part: str, error: LiftEnvelopeError) -> SampleFault:
-    """Return the fault for a part of a sample, without passwords and tokens."""
-    return SampleFault(part, without_secrets(str(error) or type(error).__name__)[:_LONGEST])
+def fault_of(part: str, error: LiftEnvelopeError, others: int = 0) -> SampleFault:
+    """Return the fault for a part of a sample, without passwords and tokens.
+
+    Args:
+        part: Name of the part.
+        error: Error of a read, which the text tells.
+        others: Number of further reads that failed.
+    """
+    text = without_secrets(str(error) or type(error).__name__)[:_LONGEST]
+    return SampleFault(part, f"{text} (and {others} more)" if others else text)
 
 
 class RoundRobin:

@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Final
 
-from liftenvelope.errors import CallTimeoutError, LiftEnvelopeError, TransportError
+from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
 from liftenvelope.jetstream import ConsumerInfo, JetStream, StreamInfo
 from liftenvelope.jetstream.listing import consumer_infos, stream_infos
 from liftenvelope.monitor._limits import MAX_SUBJECTS, MonitorLimits
@@ -116,13 +116,17 @@ class JetStreamSampler:
         wanted = self._turns.take(read, self._limits.reads, first=set(focus))
         answers = await each(wanted, self._consumers_of, self._limits.at_once)
         room = self._limits.max_consumers - sum(map(len, self._consumers.values()))
+        failures: list[LiftEnvelopeError] = []
         for stream, answer in zip(wanted, answers, strict=True):
-            if isinstance(answer, TransportError | CallTimeoutError):
-                raise answer
+            if isinstance(answer, LiftEnvelopeError) and not isinstance(answer, StreamNotFoundError):
+                failures.append(answer)
+                continue
             room += len(self._consumers.pop(stream, ()))
-            if not isinstance(answer, LiftEnvelopeError):  # such as a stream that was deleted meanwhile
+            if not isinstance(answer, LiftEnvelopeError):  # else the stream was deleted meanwhile
                 self._consumers[stream] = dict(islice(answer.items(), room))
                 room -= len(self._consumers[stream])
+        if failures:
+            self._faults.append(fault_of("consumers", failures[0], len(failures) - 1))
 
     async def _consumers_of(self, stream: str) -> dict[str, ConsumerSample]:
         found: dict[str, ConsumerSample] = {}

@@ -155,6 +155,38 @@ async def test_consumers_of_all_streams_share_one_limit(server: NatsServer) -> N
             assert len((await sampler.sample()).consumers) == 3
 
 
+async def test_consumers_that_can_not_be_read_stay_with_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftenvelope.monitor.jetstream._PAGE", 5.0)
+    denied = {"publish": {"deny": ["$JS.API.CONSUMER.LIST.BLIND"]}}
+    users = [
+        {"user": "all", "password": "all"},
+        {"user": "some", "password": "some", "permissions": denied},
+    ]
+    async with run_nats_server(jetstream=True, config={"authorization": {"users": users}}) as server:
+        urls = [server.url.replace("://", f"://{user}:{user}@") for user in ("all", "some")]
+        async with (
+            await nats.connect(urls[0]) as whole,
+            await nats.connect(urls[1]) as part,
+            JetStream(whole, timeout=60) as js,
+            JetStream(part, timeout=60) as limited,
+        ):
+            for name in ("BLIND", "SEEN"):
+                stream = await js.create_stream(StreamConfig(name=name, subjects=(name,)))
+                await stream.create_consumer(ConsumerConfig(name="old"))
+            sampler = JetStreamSampler(js)
+            await sampler.sample()
+            for name in ("BLIND", "SEEN"):
+                await (await js.stream(name)).create_consumer(ConsumerConfig(name="new"))
+            sampler._js = limited
+            snapshot = await sampler.sample()
+            assert list(snapshot.consumers) == [("BLIND", "old"), ("SEEN", "new"), ("SEEN", "old")]
+            [fault] = snapshot.faults
+            assert (fault.part, "BLIND" in fault.text) == ("consumers", True)
+            await js.delete_stream("BLIND")
+            snapshot = await sampler.sample()
+            assert (snapshot.faults, {stream for stream, _ in snapshot.consumers}) == ([], {"SEEN"})
+
+
 async def test_sample_of_a_stopped_server_fails(server: NatsServer) -> None:
     async with await nats.connect(server.url) as nc, JetStream(nc, timeout=2) as js:
         sampler = JetStreamSampler(js)
