@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
-from liftenvelope.errors import MessageNotFoundError, ReadonlyPartitionError
+from liftenvelope.errors import MessageNotFoundError, ReadonlyPartitionError, UnsupportedByServerError
 from liftenvelope.monitor.messages import Received, from_liftbridge, opened
 
 if TYPE_CHECKING:
@@ -76,7 +76,9 @@ class MessageSource(Protocol):
 
 
 class JetStreamMessages:
-    """Reads messages of JetStream streams by direct requests, or by single requests without ``allow_direct``.
+    """Reads messages of JetStream streams.
+
+    A search reads batches, or single messages without ``allow_direct`` and from servers before 2.11.
 
     Args:
         js: JetStream.
@@ -135,24 +137,24 @@ def _opened(message: StoredMessage) -> Received:
 
 
 async def _stored(stream: Stream, first: int) -> AsyncGenerator[Received]:
+    in_batches = stream.cached_info.config.allow_direct
     while True:
-        found = [one async for one in _batch(stream, first)]
+        found: list[StoredMessage] = []
+        if in_batches:
+            try:
+                batch = stream.get_messages(_BATCH, sequence=first, max_bytes=_BATCH_BYTES)
+                found = [message async for message in batch]
+            except (MessageNotFoundError, UnsupportedByServerError):
+                # Servers before 2.11 have no batches, and no message for a sequence that was deleted.
+                in_batches = False
         if not found:
-            return
+            try:
+                found = [await stream.get_message(first, next_by_subject=">")]
+            except MessageNotFoundError:
+                return
         for message in found:
             yield _opened(message)
         first = found[-1].sequence + 1
-
-
-async def _batch(stream: Stream, first: int) -> AsyncGenerator[StoredMessage]:
-    try:
-        if stream.cached_info.config.allow_direct:
-            async for message in stream.get_messages(_BATCH, sequence=first, max_bytes=_BATCH_BYTES):
-                yield message
-        else:
-            yield await stream.get_message(first, next_by_subject=">")
-    except MessageNotFoundError:
-        return
 
 
 async def _sequence_at(stream: Stream, moment: datetime) -> int:

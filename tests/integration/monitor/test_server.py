@@ -19,7 +19,8 @@ import pytest
 
 import liftenvelope
 from liftenvelope import new_message
-from liftenvelope.jetstream import JetStream, StorageType, StreamConfig
+from liftenvelope.errors import LiftEnvelopeError, MessageNotFoundError, UnsupportedByServerError
+from liftenvelope.jetstream import JetStream, StorageType, StoredMessage, Stream, StreamConfig
 from liftenvelope.monitor import Collector, Sampler
 from liftenvelope.monitor import server as monitor_server
 from liftenvelope.monitor.server import (
@@ -156,6 +157,24 @@ async def test_messages_by_offset_time_and_key(server: NatsServer, stream: str) 
         assert values(await found(session, stream=stream, start=early, limit="1")) == ["value 0"]
         late = (datetime.now(UTC) + timedelta(days=1)).isoformat()
         assert values(await found(session, stream=stream, start=late)) == []
+
+
+@pytest.mark.parametrize("error", [UnsupportedByServerError("no batches"), MessageNotFoundError(404, "", 0)])
+async def test_messages_of_a_server_without_batches(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch, error: LiftEnvelopeError
+) -> None:
+    # FAKE: nats-server 2.10 answers a batch by one message, and by none if the first sequence was deleted.
+    async def batch(*_: object, **__: object) -> AsyncIterator[StoredMessage]:
+        raise error
+        yield
+
+    monkeypatch.setattr(Stream, "get_messages", batch)
+    async with pages(server) as session:
+        some = await found(session, stream="DIRECT", start="2", limit="3")
+        assert (values(some), some["next"]) == (["value 2", "value 3", "value 4"], 5)
+        keyed = await found(session, stream="DIRECT", start="1", key="key 1", limit="2")
+        assert values(keyed) == ["value 1", "value 3"]
+        assert (await found(session, stream="DIRECT", key="no such key"))["messages"] == []
 
 
 async def test_messages_of_a_gateway() -> None:
