@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope.errors import LiftEnvelopeError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -35,19 +38,22 @@ async def up_to_newest(
     end = (await stream.info()).state.last_seq
     while True:
         consumer = stream.ordered_consumer(filter_subjects=subjects, **start)
-        while batch := await consumer.fetch_no_wait(_FETCH):
-            for message in batch:
-                sequence = message.metadata.stream_sequence
-                if sequence < start.get("opt_start_seq", 0):
-                    continue  # before 2.11, a replica that lags begins with older ones
-                if sequence <= end:
-                    yield message
-                if sequence >= end:
-                    return
-                start = at_sequence(sequence + 1)
-            if batch.error is not None:
-                raise batch.error
-        await consumer.close()  # the stream may allow no other one beside it
+        try:
+            while batch := await consumer.fetch_no_wait(_FETCH):
+                for message in batch:
+                    sequence = message.metadata.stream_sequence
+                    if sequence < start.get("opt_start_seq", 0):
+                        continue  # before 2.11, a replica that lags begins with older ones
+                    if sequence <= end:
+                        yield message
+                    if sequence >= end:
+                        return
+                    start = at_sequence(sequence + 1)
+                if batch.error is not None:
+                    raise batch.error
+        finally:  # the stream may allow no other consumer beside this one
+            with suppress(LiftEnvelopeError):  # the outcome of the read counts
+                await consumer.close()
         if not await count_from(stream, start, subjects):
             return
         await asyncio.sleep(_PAUSE)

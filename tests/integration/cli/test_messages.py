@@ -119,6 +119,16 @@ def test_starts_in_jetstream(nats_url: str, stream: str) -> None:
     assert sequences("--start", "100") == []
 
 
+@pytest.mark.parametrize("more", [(), ("--limit", "2"), ("--subject", "*.a")])
+def test_read_up_to_the_newest_message_leaves_no_consumer(
+    nats_url: str, stream: str, more: tuple[str, ...]
+) -> None:
+    at = ("--url", nats_url)
+    text_of("publish", f"{stream}.a", "x", "--count", "3", *at)
+    assert lines_of("tail", stream, "--start", "earliest", "--no-follow", *more, *at)
+    assert json_of("stream", "info", stream, *at)["state"]["consumer_count"] == 0
+
+
 def test_last_messages_of_a_stream_with_gaps(nats_url: str, stream: str) -> None:
     at = ("--url", nats_url)
     text_of("publish", f"{stream}.old", "x", "--count", "3", *at)
