@@ -13,9 +13,11 @@ from liftenvelope.client import Client, GroupJoined, GroupLeft
 
 __all__ = ["ActiveGroup", "GroupActivity"]
 
-#: Most groups and members of a group to remember: the activity stream may name any number.
+#: Most groups, members of a group, and streams of a group or a member to remember. Anyone who may publish on
+#: NATS can name any number in the activity stream. Beyond a limit, the oldest are forgotten.
 _MAX_GROUPS: Final = 10_000
 _MAX_MEMBERS: Final = 10_000
+_MAX_STREAMS: Final = 1_024
 
 
 @dataclass
@@ -23,8 +25,8 @@ class ActiveGroup:
     """State of a group, as the activity stream tells it.
 
     Attributes:
-        members: Streams of each member.
-        streams: Streams that any member has read, in the order of their first mention.
+        members: Streams of each member, the first 1,024 of its join.
+        streams: The last 1,024 streams that any member has read, in the order of their first mention.
     """
 
     members: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -64,8 +66,11 @@ class GroupActivity:
         group = self._group(event.group)
         if len(group.members) >= _MAX_MEMBERS:
             group.members.pop(next(iter(group.members)))
-        group.members[event.consumer] = event.streams
-        group.streams |= dict.fromkeys(event.streams)
+        streams = event.streams[:_MAX_STREAMS]
+        group.members[event.consumer] = streams
+        group.streams |= dict.fromkeys(streams)
+        while len(group.streams) > _MAX_STREAMS:
+            group.streams.pop(next(iter(group.streams)))
 
     def _group(self, name: str) -> ActiveGroup:
         if name not in self.groups and len(self.groups) >= _MAX_GROUPS:

@@ -9,10 +9,13 @@ import nats
 import pytest
 
 import liftenvelope
+from liftenvelope import new_message
+from liftenvelope._pb import api_pb2
 from liftenvelope.errors import TransportError
 from liftenvelope.group import Coordinator, GroupConsumer, JetStreamTopic
 from liftenvelope.jetstream import AckPolicy, ConsumerConfig, JetStream, PriorityPolicy, StreamConfig
 from liftenvelope.monitor import History, MonitorLimits, Snapshot
+from liftenvelope.monitor.group_activity import GroupActivity
 from liftenvelope.monitor.jetstream import JetStreamSampler
 from liftenvelope.monitor.liftbridge import LiftbridgeSampler
 from liftenvelope.testing import NatsServer, run_gateway, run_liftbridge, run_nats_server
@@ -134,6 +137,23 @@ async def test_liftbridge() -> None:
 async def test_gateway() -> None:
     async with run_gateway() as gateway:
         await _sample_liftbridge(gateway.addresses)
+
+
+async def test_streams_that_raw_activity_names_are_limited() -> None:
+    async with (
+        run_gateway() as gateway,
+        liftenvelope.connect(gateway.addresses, timeout=60) as client,
+        await nats.connect(gateway.nats_url) as nc,
+    ):
+        for turn in range(3):
+            joined = api_pb2.JoinConsumerGroupOp(
+                groupId="readers", consumerId="one", streams=[f"{turn}-{number}" for number in range(1_500)]
+            )
+            event = api_pb2.ActivityStreamEvent(id=turn, op="JOIN_CONSUMER_GROUP", joinConsumerGroupOp=joined)
+            await nc.request("_lift.activity", new_message(event.SerializeToString()), timeout=60)
+        group = (await GroupActivity(client).update()).groups["readers"]
+        assert list(group.streams) == list(group.members["one"])
+        assert list(group.streams) == [f"2-{number}" for number in range(1_024)]
 
 
 async def test_stream_beyond_the_limit_is_counted_and_left_out(server: NatsServer) -> None:
