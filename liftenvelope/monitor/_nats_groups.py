@@ -59,18 +59,20 @@ class NatsGroupSampler:
     async def update(self, streams: _Streams, clock: Callable[[], float], focus: Sequence[str]) -> None:
         """Read the groups and their positions in the streams of a sample.
 
+        While no coordinator answers, the groups stay as they were, with the fault of the last look.
+
         Raises:
-            GroupError, TransportError, CallTimeoutError: The groups could not be listed, but could before.
+            GroupError, TransportError, CallTimeoutError: The groups could not be listed.
         """
-        self.faults = []
         if clock() < self._not_before:
             return
+        self.faults = []
         try:
             listed = await self._client.list_groups(timeout=_TIMEOUT if self.groups else _LOOK)
-        except GroupUnavailableError:
+        except GroupUnavailableError as exc:
             self._not_before = clock() + _PAUSE
             if self.groups:
-                raise
+                self.faults = [fault_of("groups", exc)]
             return
         infos = {one.name: one for one in listed.groups[: self._limits.max_groups]}
         wanted = self._turns.take(infos, self._limits.reads, first=set(focus))

@@ -55,6 +55,7 @@ class LiftbridgeSampler:
         self._asked: dict[_Place, PartitionSample] = {}
         self._activity = GroupActivity(client)
         self._not_before = 0.0
+        self._activity_fault: SampleFault | None = None
         self._cursors: dict[_Cursor, int | None] = {}
         self._groups: dict[str, GroupSample] = {}
         self._brokers: dict[str, str] = {}
@@ -152,7 +153,10 @@ class LiftbridgeSampler:
 
     async def _update_groups(self, streams: Mapping[str, StreamSample], focus: Sequence[str]) -> None:
         if self._clock() < self._not_before:
+            if self._activity_fault is not None:
+                self._faults.append(self._activity_fault)
             return
+        self._activity_fault = None
         try:
             groups = (await self._activity.update()).groups
             names = sorted(groups)[: self._limits.max_groups]
@@ -162,8 +166,11 @@ class LiftbridgeSampler:
             live = (await self._client.fetch_metadata(streams=[], groups=names)).groups
             rows = {name: list(self._rows(name, streams)) for name in names}
             await self._read_cursors([key for keys in rows.values() for key in keys], focus)
-        except NoSuchStreamError:  # the cluster keeps no activity stream
+        except NoSuchStreamError as exc:  # the cluster keeps no activity stream
             self._not_before = self._clock() + _PAUSE
+            if self._groups:  # it did before: they stay as they were
+                self._activity_fault = fault_of("groups", exc)
+                self._faults.append(self._activity_fault)
             return
         except LiftEnvelopeError as exc:
             self._faults.append(fault_of("groups", exc))

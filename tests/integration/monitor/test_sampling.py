@@ -12,7 +12,7 @@ import liftenvelope
 from liftenvelope import new_message
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import TransportError
-from liftenvelope.group import Coordinator, GroupConsumer, JetStreamTopic
+from liftenvelope.group import Coordinator, GroupClient, GroupConsumer, JetStreamTopic
 from liftenvelope.jetstream import AckPolicy, ConsumerConfig, JetStream, PriorityPolicy, StreamConfig
 from liftenvelope.monitor import History, MonitorLimits, Snapshot
 from liftenvelope.monitor.group_activity import GroupActivity
@@ -105,6 +105,18 @@ async def test_groups_over_nats(server: NatsServer) -> None:
             assert lags[1] == 2
 
 
+async def test_groups_without_a_coordinator_stay_with_a_fault(server: NatsServer) -> None:
+    async with await nats.connect(server.url) as nc, JetStream(nc, timeout=60) as js:
+        sampler = JetStreamSampler(js)
+        async with Coordinator(nc, timeout=60):
+            await GroupClient(nc, timeout=60).create_group("billing")
+            await sampled(sampler.sample, lambda one: "billing" in one.groups)
+        for _ in range(3):
+            snapshot = await sampler.sample()
+            assert list(snapshot.groups) == ["billing"]
+            assert [one.part for one in snapshot.faults] == ["groups"]
+
+
 async def _sample_liftbridge(addresses: list[str]) -> None:
     async with liftenvelope.connect(addresses, timeout=60) as client:
         await client.create_stream("monitored", "monitored", partitions=2)
@@ -132,6 +144,25 @@ async def _sample_liftbridge(addresses: list[str]) -> None:
 async def test_liftbridge() -> None:
     async with run_liftbridge() as cluster:
         await _sample_liftbridge(cluster.addresses)
+
+
+async def test_groups_without_an_activity_stream_stay_with_a_fault() -> None:
+    off = {"activity.stream.enabled": False}
+    async with (
+        run_gateway() as gateway,
+        run_liftbridge(config=off) as other,
+        liftenvelope.connect(gateway.addresses, timeout=60) as client,
+        liftenvelope.connect(other.addresses, timeout=60) as without,
+    ):
+        await client.create_stream("monitored", "monitored")
+        sampler = LiftbridgeSampler(client)
+        async with client.consumer("readers", "monitored", consumer_id="one"):
+            await sampled(sampler.sample, lambda one: "readers" in one.groups)
+            sampler._activity = GroupActivity(without)
+            for _ in range(3):
+                snapshot = await sampler.sample()
+                assert list(snapshot.groups) == ["readers"]
+                assert [one.part for one in snapshot.faults] == ["groups"]
 
 
 async def test_gateway() -> None:
