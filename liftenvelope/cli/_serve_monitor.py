@@ -84,7 +84,7 @@ class ServeMonitor:
             max_readers=self.max_pages,
             path=MONITOR_PATH,
         )
-        async with taking_samples(collector):
+        async with taking_samples(collector, isolated=True):  # the gateway goes on in any case
             yield {MONITOR_PATH: pages.app}
 
     @asynccontextmanager

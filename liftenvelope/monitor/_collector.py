@@ -102,7 +102,7 @@ class Collector:
                 async with self._connect() as sampler:
                     await self._sample_until_it_fails(sampler, backoff)
             except LiftEnvelopeError as exc:
-                await self._failed(exc)
+                await self.failed(exc)
             await asyncio.sleep(backoff.next())
 
     async def _sample_until_it_fails(self, sampler: Sampler, backoff: Backoff) -> None:
@@ -113,7 +113,7 @@ class Collector:
                 snapshot = await sampler.sample(tuple(self._focus))
             except LiftEnvelopeError as exc:
                 failures += 1
-                await self._failed(exc)
+                await self.failed(exc)
             else:
                 failures = 0
                 backoff.reset()
@@ -121,7 +121,8 @@ class Collector:
             took = self._clock() - start
             await asyncio.sleep(min(max(self._interval - took, took * (1 / _SHARE - 1)), _LONGEST))
 
-    async def _failed(self, error: LiftEnvelopeError) -> None:
+    async def failed(self, error: LiftEnvelopeError) -> None:
+        """Record a failed sample: repeat the last one, with a fault."""
         faults = (fault_of("connection", error),)
         last = self.history.latest
         if last is None:

@@ -23,7 +23,7 @@ from aiohttp import web
 
 from liftenvelope._checks import as_count
 from liftenvelope._secrets import without_secrets
-from liftenvelope.errors import LiftEnvelopeError, UsageError
+from liftenvelope.errors import InternalError, LiftEnvelopeError, UsageError
 from liftenvelope.monitor._collector import Collector
 from liftenvelope.monitor._guard import Guard, MonitorAccess, body_of, same
 from liftenvelope.monitor._limits import MonitorLimits
@@ -85,6 +85,8 @@ _KEY: Final = "X-Liftenvelope-Key"
 _QUIET: Final = 10.0
 _STUCK: Final = 30.0
 _ENDING: Final = 1.0
+#: Seconds until the sampling begins again after a defect.
+_PAUSE: Final = 10.0
 #: Bytes of a request: a form with a token at most.
 _REQUEST: Final = 4 * 1024
 
@@ -324,15 +326,33 @@ class MonitorServer:
 
 
 @asynccontextmanager
-async def taking_samples(collector: Collector) -> AsyncIterator[None]:
-    """Take samples while the block runs. A defect of the collector ends the block."""
+async def taking_samples(collector: Collector, *, isolated: bool = False) -> AsyncIterator[None]:
+    """Take samples while the block runs.
+
+    Args:
+        collector: The collector.
+        isolated: What to do about a defect of the collector. False, the default: it ends the block. True: it
+            is logged and shown as a fault, and the sampling begins again after a pause.
+    """
+    work = _sample_on(collector) if isolated else collector.run()
     try:
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(collector.run(), name="take samples")
+            task = group.create_task(work, name="take samples")
             yield
             task.cancel()
     except ExceptionGroup as failed:  # callers expect the error of the block
         raise failed.exceptions[0] from None
+
+
+async def _sample_on(collector: Collector) -> None:
+    while True:
+        try:
+            await collector.run()
+        except Exception as exc:  # noqa: BLE001 - a defect, here or in a library, must not end the gateway
+            text = f"unexpected {type(exc).__name__}: {without_secrets(exc)}"
+            _log.error("sampling failed, and begins again in %g s: %s", _PAUSE, text, exc_info=exc)
+            await collector.failed(InternalError(text))
+        await asyncio.sleep(_PAUSE)
 
 
 @asynccontextmanager

@@ -23,6 +23,9 @@ from liftenvelope.client import connect
 from liftenvelope.errors import TransportError
 from liftenvelope.gateway import Limits
 from liftenvelope.gateway.serving import Serving, running_gateway
+from liftenvelope.monitor import Snapshot
+from liftenvelope.monitor import server as monitor_server
+from liftenvelope.monitor.liftbridge import LiftbridgeSampler
 from liftenvelope.monitor.server import MonitorAccess
 from liftenvelope.testing import NatsServer, run_nats_server
 from tests.integration.certificates import Certificates
@@ -218,6 +221,32 @@ async def test_command_with_workers_serves_the_pages(server: NatsServer, tmp_pat
     finally:
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
+
+
+async def test_defect_of_the_sampling_does_not_end_the_gateway(
+    server: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # FAKE: no server is known to make a sample fail in an unexpected way.
+    sample, defects = LiftbridgeSampler.sample, ["defect"]
+
+    async def failing(self: LiftbridgeSampler, focus: Sequence[str] = ()) -> Snapshot:
+        if defects:
+            raise KeyError(*defects)
+        return await sample(self, focus)
+
+    monkeypatch.setattr(LiftbridgeSampler, "sample", failing)
+    monkeypatch.setattr(monitor_server, "_PAUSE", 0.5)
+    async with served(server, settings()) as (session, address), connect(address) as client:
+        async with asyncio.timeout(120):
+            async for state in states(session, "page=streams"):
+                if "unexpected KeyError: 'defect'" in json.dumps(state):
+                    break
+        defects.clear()
+        await client.create_stream(name, name)
+        await shown(session, name, lambda found: found is not None)
+    record = next(one for one in caplog.records if one.name == "liftenvelope.monitor")
+    assert "begins again in 0.5 s: unexpected KeyError: 'defect'" in record.getMessage()
+    assert record.exc_info is not None
 
 
 async def test_error_of_the_gateway_is_not_wrapped(server: NatsServer) -> None:
