@@ -153,6 +153,8 @@ class ServerConnection(Connection):
     ) -> None:
         """End a call with a status, after all its messages. Does nothing if the call has ended.
 
+        All requests received so far count as released: the caller must drop those that it holds unread.
+
         Raises:
             UsageError: The metadata can't be sent.
         """
@@ -167,6 +169,16 @@ class ServerConnection(Connection):
             # Drop further requests: a client that does not read its status must not fill the memory.
             self._walker.mute(call_id)
             call.cutter = None
+            # The call stays while its client takes no answers. Its unread requests must not use up the
+            # budgets then, because refuse_greediest can't end it again.
+            if call.unreleased:
+                super().release(call_id, call.unreleased)
+
+    def release(self, call_id: int, size: int) -> None:
+        """Give the client credit for ``size`` bytes. Does nothing after :meth:`finish`, which did so."""
+        call = self._calls.get(call_id)
+        if call is not None and not call.closing:
+            super().release(call_id, size)
 
     def send(self, call_id: int, messages: Iterable[bytes]) -> None:
         """Queue messages on a call until the peer's windows allow them. Ignored if the call has ended."""
@@ -288,7 +300,7 @@ class ServerConnection(Connection):
         if call.closing:
             # The status is already queued, so these messages are dropped.
             self._receive(call, size)
-            self.release(call_id, size)
+            super().release(call_id, size)
             return []
         events = super()._deliver(call_id, call, size, messages)
         if self.unread > self._max_unread:
@@ -304,9 +316,7 @@ class ServerConnection(Connection):
             return []
         call_id, call = max(open_calls, key=lambda item: item[1].unread)
         text = f"{why}, {call.unread} of them on this call: send less at a time"
-        events = self._refuse(call_id, RpcError(StatusCode.RESOURCE_EXHAUSTED, text))
-        self.release(call_id, call.unreleased)
-        return events
+        return self._refuse(call_id, RpcError(StatusCode.RESOURCE_EXHAUSTED, text))
 
     def _requests_ended(self, call_id: int) -> list[Event]:
         call = self._calls.get(call_id)

@@ -294,6 +294,7 @@ class _ServerLink(TransportLink[ServerConnection]):
 
     def _expire(self, call_id: int) -> None:
         self.protocol.finish(call_id, StatusCode.DEADLINE_EXCEEDED, "the client's time for the call is up")
+        self.flows[call_id].discard()
         self.tasks[call_id].cancel()
 
     def _done(self, call: ServerCall, task: asyncio.Task[None]) -> None:
@@ -303,6 +304,7 @@ class _ServerLink(TransportLink[ServerConnection]):
         if not self._server.calls_of[self.client]:
             del self._server.calls_of[self.client]
         call.flow.finish()
+        call.flow.discard()
         del self.flows[call_id], self.tasks[call_id]
         if (timer := self._timers.pop(call_id, None)) is not None:
             timer.cancel()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import AsyncExitStack
 
 from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.limits import ServerLimits
 from liftenvelope.rpc.server import Server, ServerCall, unary
 from liftenvelope.rpc.status import RpcError, StatusCode
-from tests.hostile.frames import GREETING, call, message
+from tests.hostile.frames import DATA, GREETING, SETTINGS, call, frame, headers, message
+from tests.integration.gateway.raw_http2 import PATIENCE, RawClient
 
 
 async def test_idle_connection_is_closed_though_its_client_does_not_read() -> None:
@@ -77,3 +79,31 @@ async def test_answers_that_clients_do_not_take_are_bounded() -> None:
         assert (exempt, sorted(counted)) == (whole, [(8, StatusCode.RESOURCE_EXHAUSTED), whole, whole])
         await channel.unary("/", b"", timeout=120)
         assert server.unsent_bytes == 0
+
+
+async def test_expired_calls_of_clients_that_take_nothing_leave_the_budget_of_unread_requests() -> None:
+    async def stuck(served: ServerCall) -> None:
+        served.send_nowait([b"answer"])
+        await asyncio.Event().wait()
+
+    no_window = frame(SETTINGS, 0, 0, b"\0\4" + bytes(4))
+    body = message(bytes(10_000))
+    requests = headers(1, "/", more=[(b"grpc-timeout", b"9999S")]) + 5 * frame(DATA, 0, 1, body)
+    async with (
+        Server({"/": stuck}, limits=ServerLimits(max_unread_bytes=210_000)) as server,
+        AsyncExitStack() as stack,
+    ):
+        address = await server.start()
+        for _ in range(4):
+            client = await stack.enter_async_context(RawClient(address))
+            client.send(no_window + requests)
+        async with asyncio.timeout(PATIENCE):
+            while server.unread_bytes < 20 * len(body):
+                await asyncio.sleep(0.01)
+            for link in server.links:
+                link._expire(1)  # the time is up
+            assert server.unread_bytes == 0
+            while server.calls:
+                await asyncio.sleep(0.01)
+        assert [link.protocol.open_calls for link in server.links] == [1] * 4
+        assert server.unread_bytes == 0

@@ -333,6 +333,32 @@ def test_small_unread_messages_count_with_their_memory() -> None:
     assert pair.server.unread == budget.used == 0
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_unread_requests_of_an_ended_call_do_not_count_while_its_client_takes_nothing(is_whole: bool) -> None:
+    budget = Budget(1 << 30)
+    pair = Pair(unread=budget)
+    pair.client.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    call_id, body = pair.start(), frame_message(b"r" * 10_000)
+    pair.client.send_data(call_id, body)
+    pair.client.send_data(call_id, body, pad_length=9)  # goes through h2
+    pair.client.send_data(call_id, body if is_whole else body[:-1], end_stream=is_whole)
+    pair.exchange()
+    pair.server.send(call_id, [b"answer"])
+    pair.exchange()
+    assert budget.used > 30_000
+    pair.server.finish(call_id, StatusCode.DEADLINE_EXCEEDED)
+    pair.exchange()
+    assert (pair.server.open_calls, pair.server.unread, budget.used) == (1, 0, 0)
+    pair.server.release(call_id, len(body))  # by a handler that has not learned of the end
+    assert (pair.server.unread, budget.used) == (0, 0)
+    assert pair.server.refuse_greediest("too much") == []
+    pair.client.increment_flow_control_window(100, call_id)
+    pair.exchange()
+    (trailers,) = pair.seen(h2_events.TrailersReceived)
+    assert dict(trailers.headers)["grpc-status"] == "4"
+    assert (pair.server.open_calls, pair.server.unread, budget.used) == (0, 0, 0)
+
+
 def test_unread_bytes_are_counted_over_all_connections_until_they_end() -> None:
     budget = Budget(15_000)
     pairs = [Pair(unread=budget) for _ in range(2)]
