@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 from liftenvelope.errors import CallTimeoutError, GroupError, LiftEnvelopeError, TransportError
 from liftenvelope.monitor.groups import GroupDescription, GroupOverview, GroupPartition
 
-__all__ = ["Aim", "GroupAdmin", "Reset", "ResetOutcome", "incomplete_reset"]
+__all__ = ["Aim", "GroupAdmin", "Reset", "ResetOutcome", "incomplete_deletion", "incomplete_reset"]
 
 #: New position of a group: ``earliest``, ``latest``, an offset, or a time.
 Aim: TypeAlias = str | int | datetime
@@ -62,16 +62,38 @@ class Reset:
 
 def incomplete_reset(name: str, changes: Sequence[Reset]) -> GroupError | None:
     """Return the error of a reset that was not made in all partitions, which it lists by outcome; or None."""
+    listed = {one: f"{one} to {one.new}" for one in changes}
+    return _incomplete(name, listed, "reset", "reset the group again")
+
+
+def incomplete_deletion(name: str, changes: Sequence[Reset]) -> GroupError | None:
+    """Return the error of a deletion that was not made in all partitions, or None: as for a reset."""
+    return _incomplete(name, {one: str(one) for one in changes}, "deleted", "delete the group again")
+
+
+def _incomplete(name: str, changes: Mapping[Reset, str], done: str, remedy: str) -> GroupError | None:
+    """Return the error of changes that were not all made.
+
+    Args:
+        name: Name of the group.
+        changes: Changes, with the texts for those that were made.
+        done: Verb for those.
+        remedy: What to do about unknown outcomes.
+    """
     if all(one.outcome is ResetOutcome.RESET for one in changes):
         return None
-    parts = []
-    for outcome in (ResetOutcome.RESET, ResetOutcome.FAILED, ResetOutcome.UNKNOWN, ResetOutcome.NOT_TRIED):
-        found = [one for one in changes if one.outcome is outcome]
-        if found or outcome is ResetOutcome.RESET:
-            parts.append(f"{outcome.capitalize()}: {_listed(found)}")
-    text = f"group {name!r} was not reset in all partitions. {'. '.join(parts)}"
+    made = [text for one, text in changes.items() if one.outcome is ResetOutcome.RESET]
+    parts = [
+        f"{done.capitalize()}: {', '.join(made) or 'none'}",
+        *(
+            f"{outcome.capitalize()}: {_listed(found)}"
+            for outcome in (ResetOutcome.FAILED, ResetOutcome.UNKNOWN, ResetOutcome.NOT_TRIED)
+            if (found := [one for one in changes if one.outcome is outcome])
+        ),
+    ]
+    text = f"group {name!r} was not {done} in all partitions. {'. '.join(parts)}"
     if any(one.outcome is ResetOutcome.UNKNOWN for one in changes):
-        text = f"{text}. See group describe for the offsets in force, and reset the group again"
+        text = f"{text}. See group describe for the offsets in force, and {remedy}"
     return GroupError(text)
 
 
@@ -80,8 +102,7 @@ def _listed(changes: Sequence[Reset]) -> str:
         reasons = dict.fromkeys(one.error for one in changes)
         named = {text: ", ".join(str(one) for one in changes if one.error == text) for text in reasons}
         return "; ".join(f"{names}: {text}" for text, names in named.items())
-    is_reset = bool(changes) and changes[0].outcome is ResetOutcome.RESET
-    return ", ".join(f"{one} to {one.new}" if is_reset else str(one) for one in changes) or "none"
+    return ", ".join(map(str, changes))
 
 
 class GroupAdmin(Protocol):
@@ -104,5 +125,9 @@ class GroupAdmin(Protocol):
         ...
 
     async def delete(self, name: str, topics: Sequence[str]) -> None:
-        """Delete a group and its positions."""
+        """Delete a group and its positions.
+
+        Raises:
+            GroupError: The group has members, or some positions may not be deleted; the text lists them.
+        """
         ...

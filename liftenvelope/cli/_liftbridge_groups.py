@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope.cli._groups import Aim, Reset, ResetOutcome
+from liftenvelope.cli._groups import Aim, Reset, ResetOutcome, incomplete_deletion
 from liftenvelope.client import Client
 from liftenvelope.client.cursor_names import group_cursor
 from liftenvelope.errors import (
@@ -151,6 +151,10 @@ class LiftbridgeGroups:
         """
         if await self._has_members(name):
             raise GroupError(f"group {name!r} has members, which would go on: stop them first")
+        return await self._carry_out(name, plan, "set")
+
+    async def _carry_out(self, name: str, plan: Sequence[Reset], verb: str) -> list[Reset]:
+        """Make changes, up to the first that fails, and look for members that joined in the meantime."""
         done: list[Reset] = []
         for one in plan:
             try:
@@ -159,21 +163,23 @@ class LiftbridgeGroups:
                 rest = plan[len(done) + 1 :]
                 return [*done, one.failed(exc), *(replace(r, outcome=ResetOutcome.NOT_TRIED) for r in rest)]
             done.append(replace(one, outcome=ResetOutcome.RESET))
-        if doubt := await self._doubt(name):
+        if doubt := await self._doubt(name, verb):
             return [replace(one, outcome=ResetOutcome.UNKNOWN, error=doubt) for one in done]
         return done
 
-    async def _doubt(self, name: str) -> str:
-        """Return why a group may go on at its old offsets, although its cursors were set; empty if it can't.
+    async def _doubt(self, name: str, verb: str) -> str:
+        """Return why a group may go on at its old offsets, although its cursors changed; empty if it can't.
 
-        The API can't keep members out. One that joined before its cursor was set goes on at the old offset.
+        The API can't keep members out. One that joined before its cursor changed goes on at the old offset.
         """
         try:
             if not await self._has_members(name):
                 return ""
         except LiftEnvelopeError as exc:
-            return f"the cursor was set, but no server told if a member joined meanwhile: {exc}"
-        return "the cursor was set, but a member joined meanwhile and may go on at the old offset: stop it"
+            return f"the cursor was {verb}, but no server told if a member joined meanwhile: {exc}"
+        return (
+            f"the cursor was {verb}, but a member joined meanwhile and may go on at the old offset: stop it"
+        )
 
     async def _has_members(self, name: str) -> bool:
         return name in (await self._client.fetch_metadata(streams=[], groups=[name])).groups
@@ -186,13 +192,19 @@ class LiftbridgeGroups:
             await self._client.set_cursor(cursor, change.topic, change.partition, change.new - 1)
 
     async def delete(self, name: str, topics: Sequence[str]) -> None:
-        """Delete the cursors of a group that has no members.
+        """Delete the cursors of a group that has no members, up to the first that fails.
 
         Raises:
-            GroupError: The group has members.
+            GroupError: The group has members, some cursors were not deleted, or a member may have joined in
+                the meantime. The text tells what became of each partition.
         """
         found = await self.describe(name, topics)
         if found.state == "active":
             raise GroupError(f"group {name!r} has members: stop them first, and the group ends by itself")
-        for one in found.partitions:
-            await self._client.reset_cursor(group_cursor(name), one.topic, one.partition)
+        plan = [
+            Reset(topic=one.topic, partition=one.partition, old=one.committed, new=0)
+            for one in found.partitions
+        ]
+        done = await self._carry_out(name, plan, "deleted")
+        if (error := incomplete_deletion(name, done)) is not None:
+            raise error

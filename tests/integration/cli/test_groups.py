@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import nats
 import pytest
@@ -17,6 +18,7 @@ from liftenvelope.cli._groups import GroupAdmin, Reset, incomplete_reset
 from liftenvelope.cli._liftbridge_groups import LiftbridgeGroups
 from liftenvelope.cli._nats_groups import NatsGroups
 from liftenvelope.cli._servers import CommandServers, find_servers
+from liftenvelope.client import Client
 from liftenvelope.errors import GroupError
 from liftenvelope.group import Coordinator, GroupClient, GroupConsumer, JetStreamTopic
 from liftenvelope.testing import (
@@ -404,6 +406,47 @@ def test_reset_of_liftbridge_with_a_member_that_joins_meanwhile_is_unknown(
     (done,) = asyncio.run(work())
     assert (done.outcome, done.new) == ("unknown", 0)
     assert "a member joined meanwhile" in str(incomplete_reset(name, [done]))
+
+
+def before_deletion(monkeypatch: pytest.MonkeyPatch, number: int, event: Callable[[], object]) -> None:
+    """Have something happen before a cursor is deleted, counted from 0."""
+    original, calls = Client.reset_cursor, iter(range(10))
+
+    async def reset_cursor(self: Client, *arguments: Any) -> None:
+        if next(calls) == number:
+            await asyncio.to_thread(event)
+        await original(self, *arguments)
+
+    monkeypatch.setattr(Client, "reset_cursor", reset_cursor)
+
+
+def test_partial_deletion_of_liftbridge_names_what_was_deleted(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with run_liftbridge() as cluster:
+        url = ("--url", f"liftbridge://{cluster.addresses[0]}")
+        text_of("stream", "create", name, "--partitions", "3", *url)
+        before_deletion(monkeypatch, 1, cluster.kill)
+        text = error_of("group", "rm", name, "--topic", name, "--yes", "--timeout", "10", *url)
+    assert (
+        f"group {name!r} was not deleted in all partitions. Deleted: {name}[0]. Unknown: {name}[1]: " in text
+    )
+    assert f". Not tried: {name}[2]. See group describe" in text
+    assert text.endswith("and delete the group again")
+
+
+def test_deletion_of_liftbridge_with_a_member_that_joins_meanwhile_is_unknown(
+    lift: tuple[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text_of("stream", "create", name, *lift)
+    text_of("publish", name, "x", "--count", "2", *lift)
+    joined = lift_member(lift, name, name)
+    before_deletion(monkeypatch, 0, joined.__enter__)
+    try:
+        text = error_of("group", "rm", name, "--topic", name, "--yes", *lift)
+    finally:
+        joined.__exit__(None, None, None)
+    assert f"Deleted: none. Unknown: {name}[0]: the cursor was deleted, but a member joined meanwhile" in text
 
 
 def test_offset_before_the_oldest_message_of_a_gateway_is_clamped(
