@@ -38,7 +38,8 @@ _HINT: Final = Text("q quits, s sorts by rate, messages or name", style="bright_
 async def top(servers: CommandServers, interval: float, once: bool, as_json: bool) -> None:
     """Show streams, rates, groups and lag, live in the terminal.
 
-    The key q quits, and s changes the order. With --json, each sample is one line.
+    The key q quits, and s changes the order. With --json, each sample is one line. After the first one, a
+    lost connection is an alert in the lines until it is back.
     """
     from liftenvelope.monitor import Collector
 
@@ -74,13 +75,15 @@ async def _print(collector: Collector, where: str, once: bool, as_json: bool) ->
     """Print samples: one as text, or lines of JSON. One alone is the second, since the first has no rates."""
     from liftenvelope.monitor import alerts
 
-    version = 0
+    version, has_begun = 0, False
     while True:
         version = await collector.next(version)
         latest = collector.history.latest
         assert latest is not None
-        if lost := next((one for one in latest.faults if one.part == "connection"), None):
+        lost = next((one for one in latest.faults if one.part == "connection"), None)
+        if lost is not None and (once or not as_json or not has_begun):
             raise TransportError(lost.text)
+        has_begun = True
         found = alerts(latest)
         if as_json and (version > 1 or not once):
             echo_json(sample_json(collector.history, found))

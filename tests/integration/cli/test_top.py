@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import importlib
 import json
 import os
 import pty
@@ -14,10 +16,13 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer
+from liftenvelope.cli._servers import find_servers
+from liftenvelope.monitor import Collector
+from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer, run_nats_server
 from tests.integration.cli.commands import error_of, json_of, started, text_of
 
 #: Makes standard input the controlling terminal, so that it turns Ctrl-C into a signal, and runs the command.
@@ -113,6 +118,34 @@ def test_json_has_one_line_per_sample(jetstream_server: NatsServer) -> None:
         assert process.stdout is not None
         lines = [json.loads(process.stdout.readline()) for _ in range(3)]
     assert lines[0]["at"] < lines[1]["at"] < lines[2]["at"]
+
+
+async def test_json_goes_on_while_the_server_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = importlib.import_module("liftenvelope.cli.top")
+    lines: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    monkeypatch.setattr(command, "echo_json", lines.put_nowait)
+    async with asyncio.timeout(240), asyncio.TaskGroup() as group:
+        with run_nats_server(jetstream=True) as server:
+            servers = find_servers(server.url, None, 60)
+            collector = Collector(lambda: command._sampler(servers), kind="jetstream", interval=0.05)
+            tasks = [
+                group.create_task(collector.run()),
+                group.create_task(command._print(collector, "here", False, True)),
+            ]
+            assert not _has_lost(await lines.get())
+            monkeypatch.setattr("liftenvelope.monitor.jetstream._PAGE", 0.5)  # a sample fails soon
+            await asyncio.to_thread(server.stop)
+            while not _has_lost(await lines.get()):
+                pass
+            await asyncio.to_thread(server.start)
+            while _has_lost(await lines.get()):
+                pass
+            for task in tasks:
+                task.cancel()
+
+
+def _has_lost(sample: dict[str, Any]) -> bool:
+    return any("sampling of connection failed" in one["text"] for one in sample["alerts"])
 
 
 def test_sigterm_closes_the_connections(jetstream_server: NatsServer) -> None:
