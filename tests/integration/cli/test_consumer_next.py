@@ -72,19 +72,19 @@ def test_reset_moves_a_consumer(at: tuple[str, str], consumer: tuple[str, str]) 
 def test_exit_code_is_1_if_fewer_messages_came_than_asked(
     at: tuple[str, str], consumer: tuple[str, str]
 ) -> None:
-    take = ("consumer", "next", *consumer, "--wait", "2s")
-    done = run(*take, "--count", "9", "--no-ack", "--raw", *at)
+    take = ("consumer", "next", *consumer)
+    done = run(*take, "--wait", "3s", "--count", "9", "--no-ack", "--raw", *at)
     assert (done.exit_code, done.stdout) == (1, "v1\nv2\nv3\n")
     note, error = done.stderr.splitlines()
     assert note.startswith("Note: acked none of 3 messages: the server redelivers them within 30 s")
-    came = "Error: 3 of 9 messages came within 2 s: 3 messages wait for acks, which is max_ack_pending"
+    came = "Error: 3 of 9 messages came within 3 s: 3 messages wait for acks, which is max_ack_pending"
     assert error == f"{came}. See consumer edit"
     text_of("consumer", "edit", *consumer, "--max-pending", "9", *at)
-    done = run(*take, "--count", "9", "--raw", *at)
+    done = run(*take, "--wait", "3s", "--count", "9", "--raw", *at)
     assert (done.exit_code, done.stdout) == (1, "v4\nv5\n")
-    assert "2 of 9 messages came within 2 s: the consumer has 0 unprocessed, 3 wait for acks" in done.stderr
+    assert "2 of 9 messages came within 3 s: the consumer has 0 unprocessed, 3 wait for acks" in done.stderr
     text_of("consumer", "pause", *consumer, "1h", *at)
-    assert "the consumer is paused, 3" in error_of(*take, *at)
+    assert "the consumer is paused, 3" in error_of(*take, "--wait", "100ms", *at)
 
 
 def test_next_of_a_consumer_without_acks(at: tuple[str, str], consumer: tuple[str, str]) -> None:

@@ -120,7 +120,7 @@ def test_server_killed_half_way(name: str) -> None:
     with run_nats_server(jetstream=True) as server:
         at = ("--url", server.url)
         text_of("stream", "create", name, *at)
-        send = ("publish", name, "--lines", "--json", "--in-flight", "50", "--timeout", "2", *at)
+        send = ("publish", name, "--lines", "--json", "--in-flight", "50", "--timeout", "10", *at)
         with started(*send, stdin=subprocess.PIPE) as process:
             assert process.stdin is not None
             assert process.stdout is not None

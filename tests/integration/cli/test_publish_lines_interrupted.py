@@ -77,7 +77,7 @@ def test_killed_server_leaves_no_line_without_an_outcome(kind: str, name: str) -
     with run_liftbridge() if kind == "liftbridge" else run_gateway() as cluster:
         at = ("--url", f"liftbridge://{cluster.addresses[0]}")
         text_of("stream", "create", name, *at)
-        with publishing(name, "--timeout", "3", "--in-flight", "50", *at) as lines:
+        with publishing(name, "--timeout", "10", "--in-flight", "50", *at) as lines:
             lines.send(500)
             acked = lines.read(500)
             cluster.kill()
@@ -123,7 +123,7 @@ def test_interrupt_waits_for_lines_in_flight(
 def test_interrupt_tells_lines_without_an_ack(
     jetstream_server: NatsServer, proxy: FaultProxy, name: str
 ) -> None:
-    with publishing(name, "--timeout", "2", "--url", f"nats://{proxy.address}") as lines:
+    with publishing(name, "--timeout", "15", "--url", f"nats://{proxy.address}") as lines:
         lines.send(1)
         lines.read(1)
         proxy.stall("to_client")

@@ -315,7 +315,7 @@ async def test_unfinished_tls_handshake_is_closed(service: Service) -> None:
 
 
 async def test_idle_connection_is_closed_and_a_busy_one_stays(service: Service) -> None:
-    async with Server(service.methods(), limits=ServerLimits(idle_timeout=0.3)) as server:
+    async with Server(service.methods(), limits=ServerLimits(idle_timeout=3.0)) as server:
         await server.start()
         async with (
             await Channel.connect(server.address) as idle,
