@@ -10,7 +10,7 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["DEFAULT_MAX_MESSAGE", "PayloadSink", "frame_message", "message_error"]
+__all__ = ["DEFAULT_MAX_MESSAGE", "PayloadSink", "message_error"]
 
 #: Default for the largest message to receive, in bytes: the default of gRPC's own libraries.
 DEFAULT_MAX_MESSAGE: Final = 4 * 1024 * 1024
@@ -27,11 +27,6 @@ class PayloadSink(Protocol):
             spans: Start and end of each payload in ``view``, as 64-bit integers in native byte order.
         """
         ...
-
-
-def frame_message(message: bytes) -> bytes:
-    """Return ``message`` with its gRPC prefix."""
-    return frames.pack_messages([message])
 
 
 def message_error(cutter: frames.MessageCutter, max_message: int) -> RpcError | None:

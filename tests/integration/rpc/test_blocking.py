@@ -14,9 +14,9 @@ import pytest
 
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc.blocking import BlockingChannel
-from liftenvelope.rpc.framing import frame_message
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import FaultProxy, NatsServer
+from tests.hostile.frames import message as frame_message
 from tests.sinks import RecordingSink
 
 if TYPE_CHECKING:

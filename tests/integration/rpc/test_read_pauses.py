@@ -12,9 +12,9 @@ import pytest
 
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc.blocking import BlockingChannel, ResponseStream
-from liftenvelope.rpc.framing import frame_message
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import FaultProxy
+from tests.hostile.frames import message as frame_message
 from tests.integration.rpc.test_blocking import Service, serve
 from tests.sinks import RecordingSink
 

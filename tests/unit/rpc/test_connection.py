@@ -18,8 +18,8 @@ from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.rpc._client_side import ClientConnection
 from liftenvelope.rpc._events import CallEnded, Event, HeadersReceived, MessagesReceived
 from liftenvelope.rpc._headers import timeout_header
-from liftenvelope.rpc.framing import frame_message
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
+from tests.hostile.frames import message as frame_message
 
 OK_HEADERS = [(":status", "200"), ("content-type", "application/grpc")]
 OK_TRAILERS = [("grpc-status", "0")]

@@ -16,8 +16,8 @@ from liftenvelope.errors import TransportError
 from liftenvelope.rpc import _connection as connection_module
 from liftenvelope.rpc._client_side import ClientConnection
 from liftenvelope.rpc._events import CallEnded, HeadersReceived, MessagesReceived, Pong
-from liftenvelope.rpc.framing import frame_message
 from liftenvelope.rpc.status import RpcError
+from tests.hostile.frames import message as frame_message
 from tests.sinks import RecordingSink
 from tests.unit.rpc.test_connection import METHOD, OK_HEADERS, OK_TRAILERS, Pair, failure, goaway, messages
 

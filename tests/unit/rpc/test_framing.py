@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from liftenvelope._native import frames
-from liftenvelope.rpc.framing import frame_message, message_error
+from liftenvelope.rpc.framing import message_error
 from liftenvelope.rpc.status import RpcError, StatusCode
+from tests.hostile.frames import message as frame_message
 
 
 def refusal(data: bytes, max_message: int = 4) -> RpcError | None:
@@ -16,7 +17,7 @@ def refusal(data: bytes, max_message: int = 4) -> RpcError | None:
 
 
 def test_prefix_is_that_of_grpc() -> None:
-    assert frame_message(b"abc") == b"\x00\x00\x00\x00\x03abc"
+    assert frames.pack_messages([b"abc"]) == b"\x00\x00\x00\x00\x03abc"
 
 
 def test_nothing_to_complain_of() -> None:

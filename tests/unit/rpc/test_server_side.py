@@ -16,9 +16,9 @@ from h2.settings import SettingCodes
 from liftenvelope.rpc._budget import Budget
 from liftenvelope.rpc._events import CallEnded, CallStarted, Event, MessagesReceived, RequestsEnded
 from liftenvelope.rpc._server_side import ServerConnection
-from liftenvelope.rpc.framing import frame_message
 from liftenvelope.rpc.limits import ServerLimits
 from liftenvelope.rpc.status import RpcError, StatusCode
+from tests.hostile.frames import message as frame_message
 
 REQUEST = {
     ":method": "POST",
