@@ -350,7 +350,7 @@ async def _sample_on(collector: Collector) -> None:
             await collector.run()
         except Exception as exc:  # noqa: BLE001 - a defect, here or in a library, must not end the gateway
             text = f"unexpected {type(exc).__name__}: {without_secrets(exc)}"
-            _log.error("sampling failed, and begins again in %g s: %s", _PAUSE, text, exc_info=exc)
+            _log.error("sampling failed, and begins again in %s s: %s", _PAUSE, text, exc_info=exc)
             await collector.failed(InternalError(text))
         await asyncio.sleep(_PAUSE)
 
