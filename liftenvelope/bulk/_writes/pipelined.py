@@ -26,6 +26,8 @@ class PipelinedPublisher(RowPublisher):
 
     Acks may come in any order. ``_acks.floor`` is the number of rows acked without a hole from the start.
     After a lost connection, publishing restarts at the floor, which needs message ids to avoid duplicates.
+    Late acks of the old connection come over the new one, because the inbox is the same: the floor may pass
+    ``_sent``, and ``_take`` moves that along. So ``floor <= _sent <= _reached``.
 
     Args:
         link: Connection to publish over.
@@ -44,7 +46,9 @@ class PipelinedPublisher(RowPublisher):
         self._portions: deque[Portion] = deque()
         self._pieces: deque[tuple[int, int]] = deque()
         self._in_flight = 0
-        self._sent = self._stop = self._bytes = 0
+        # Rows before _sent need not be sent over this connection. Rows before _reached were sent before.
+        self._sent = self._reached = 0
+        self._stop = self._bytes = 0
 
     @property
     def acked(self) -> int:
@@ -53,8 +57,8 @@ class PipelinedPublisher(RowPublisher):
 
     @property
     def unknown(self) -> int:
-        """Number of rows sent and not acked."""
-        return self._sent - self.acked
+        """Number of rows sent over any connection and not acked."""
+        return self._reached - self.acked
 
     def add(self, portion: Portion) -> None:
         """Publish a portion. On return, at most ``max_in_flight`` rows lack their ack."""
@@ -94,6 +98,7 @@ class PipelinedPublisher(RowPublisher):
             stop = commands.reach(at, min(commands.length, at + room), PIECE)
             data = commands.encode(at, stop, self._form, self._sent, self._sent)
             self._sent = portion.first + stop
+            self._reached = max(self._reached, self._sent)
             self._pieces.append((self._sent, len(data)))
             self._in_flight += len(data)
             self._link.socket.send(data)
@@ -123,6 +128,7 @@ class PipelinedPublisher(RowPublisher):
             if (frame := socket.next_frame()) is None:
                 break
             self._take_frame(frame)
+        self._sent = max(self._sent, acks.floor)
         while self._pieces and self._pieces[0][0] <= acks.floor:
             self._in_flight -= self._pieces.popleft()[1]
         while self._portions and self._portions[0].stop <= acks.floor:

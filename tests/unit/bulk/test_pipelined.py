@@ -1,0 +1,87 @@
+"""Pipelined writes on servers that are FAKE: the moments at which acks come can't be chosen on real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from liftenvelope import bulk
+from liftenvelope.bulk import Access, WriteFailedError
+from liftenvelope.bulk._writes.publisher import WriteLink
+from tests.unit.hostile_nats import FakeNats, msg, usual
+
+#: Rows 10 to 29 are in flight when the first connection is lost.
+ROWS, ACKED, IN_FLIGHT = 40, 10, 20
+
+
+class LateAcks:
+    """A server that loses the first connection with rows in flight.
+
+    Args:
+        ends_again: True to lose every other connection as well, at its first row. False to ack over the next
+            one all rows that came over the first, once one of them comes again.
+    """
+
+    def __init__(self, *, ends_again: bool) -> None:
+        self.server = FakeNats(self)
+        self.ends_again = ends_again
+        self.again: list[int] = []
+
+    def __call__(self, subject: bytes, reply: bytes, sid: int) -> bytes:
+        if subject.startswith(b"$JS.API"):
+            return usual(subject, reply, sid)
+        inbox, _, word = reply.rpartition(b".")
+        row = int(word)
+        if len(self.server.received) == 1:
+            if row == ACKED + IN_FLIGHT - 1:
+                raise ConnectionResetError
+            return acks(inbox, sid, row, row + 1) if row < ACKED else b""
+        if self.ends_again:
+            raise ConnectionResetError
+        self.again.append(row)
+        if row >= ACKED + IN_FLIGHT:
+            return acks(inbox, sid, row, row + 1)
+        return acks(inbox, sid, ACKED, ACKED + IN_FLIGHT) if row == ACKED else b""
+
+
+def acks(inbox: bytes, sid: int, start: int, stop: int) -> bytes:
+    rows = range(start, stop)
+    return b"".join(msg(b"%b.%d" % (inbox, row), sid, b'{"stream":"S","seq":%d}' % (row + 1)) for row in rows)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a write see what comes a moment after it has sent a piece, as with a larger piece."""
+
+    def look(link: WriteLink, heard: Callable[[], bool]) -> None:
+        while link.socket.fill(0.2):
+            heard()
+
+    monkeypatch.setattr(WriteLink, "look", look)
+
+
+def write(url: str, access: Access) -> bulk.Written:
+    rows = pa.table({"value": [b"%d" % row for row in range(ROWS)]}).to_reader(10)
+    options = {"subject": "s", "mode": "pipelined", "message_id": "job", "max_in_flight": IN_FLIGHT}
+    return bulk.write(url, "S", rows, access=access, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("patient")
+def test_late_acks_of_the_lost_connection_count_over_the_next_one() -> None:
+    late = LateAcks(ends_again=False)
+    with late.server.running() as server:
+        written = write(server.url, Access(timeout=60, reconnect_wait=60))
+    assert (written.acked, written.offsets) == (ROWS, {0: (0, ROWS - 1)})
+    assert late.again[0] == ACKED
+    assert len(late.again) < ROWS - ACKED  # rows whose acks came late are not sent again
+
+
+@pytest.mark.usefixtures("patient")
+def test_rows_that_only_the_lost_connection_carried_are_unknown() -> None:
+    late = LateAcks(ends_again=True)
+    with late.server.running() as server, pytest.raises(WriteFailedError) as caught:
+        write(server.url, Access(timeout=60, reconnect_wait=1))
+    assert len(late.server.received) > 2
+    assert (caught.value.acked, caught.value.unknown) == (ACKED, IN_FLIGHT)
