@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -192,8 +193,9 @@ class RangeRead(ABC):
             self._ready.popleft()
 
     def _put_all(self) -> None:
-        """Hand out all rows before the read fails."""
-        self._flush()
+        """Hand out all rows before the read fails, but for those of a batch that can't be checked."""
+        with contextlib.suppress(*self._passing):
+            self._flush()
         while self._ready:
             self._outlet.put(self._ready[0])
             self._ready.popleft()

@@ -166,21 +166,29 @@ class DirectRead(ConsumerRead):
     def _flush(self, stop: int = -1) -> None:
         """End the batch. If a mirror answered, first check that the leader lacks the messages in its gaps.
 
-        If the leader has one of these messages, the batch is discarded and the read resumes at its beginning.
+        If the leader has one of these messages, or does not answer, the batch is discarded and the read
+        resumes at its beginning.
 
         Raises:
             TransportError: A mirror lacks a message that the leader has.
+            CallTimeoutError, NoJetStreamError: The leader did not answer.
         """
         begin, pieces, gaps = self._flushed, len(self._ready), len(self._gaps)
         super()._flush(stop)
         if not self._frames.foreign:
             return
-        for start, end in self._gaps[gaps:]:
+        try:
+            self._check_mirrored(self._gaps[gaps:])
+        except self._passing:
+            while len(self._ready) > pieces:
+                self._ready.pop()
+            del self._gaps[gaps:]
+            self._next = self._flushed = begin
+            raise
+        self._frames.foreign = False
+
+    def _check_mirrored(self, gaps: list[tuple[int, int]]) -> None:
+        for start, end in gaps:
             there = next_stored(self._source, {"seq": start + 1})
             if there is not None and there < end:
-                while len(self._ready) > pieces:
-                    self._ready.pop()
-                del self._gaps[gaps:]
-                self._next = self._flushed = begin
                 raise TransportError(f"{self._source.stream}: a mirror answered that lacks offset {there}")
-        self._frames.foreign = False

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,7 +17,15 @@ from nats.js.api import RetentionPolicy, StreamSource
 
 from liftenvelope import bulk
 from liftenvelope.bulk import Access, Gap, RetentionError
-from liftenvelope.errors import ServerError, StreamNotFoundError, UsageError
+from liftenvelope.bulk._jetstream import direct_read
+from liftenvelope.bulk._jetstream.requests import JetStreamRequests
+from liftenvelope.errors import (
+    CallTimeoutError,
+    ServerError,
+    StreamNotFoundError,
+    TransportError,
+    UsageError,
+)
 from liftenvelope.testing import FaultProxy
 from tests.integration.bulk_streams import (
     BulkThreads,
@@ -132,8 +142,9 @@ def test_a_work_queue_is_read_beside_its_consumer(url: str, name: str) -> None:
     assert offsets(bulk.read(url, name, start=timedelta(hours=1)).read_all()) == list(range(100, 300))
 
 
-def test_a_mirror_that_has_less(url: str, name: str) -> None:
-    """It may answer for the stream; what it lacks is not taken for a hole."""
+@contextmanager
+def mirror_of_half(url: str, name: str) -> Iterator[None]:
+    """A stream of 200 messages, and a mirror of the last 100 that may answer for it."""
     make_stream(url, name, allow_direct=True)
     publish(url, numbered(name, 200))
 
@@ -145,13 +156,41 @@ def test_a_mirror_that_has_less(url: str, name: str) -> None:
             assert time.monotonic() < deadline
 
     with_jetstream(url, mirror)
-    for _ in range(5):
-        assert offsets(direct(url, name, access=Access(reconnect_wait=60))) == list(range(200))
+    yield
 
     async def drop(js: JetStreamContext) -> None:
         await js.delete_stream(f"{name}-mirror")
 
     with_jetstream(url, drop)  # a server with a mirror takes ten seconds to stop
+
+
+def test_a_mirror_that_has_less(url: str, name: str) -> None:
+    """It may answer for the stream; what it lacks is not taken for a hole."""
+    with mirror_of_half(url, name):
+        for _ in range(5):
+            assert offsets(direct(url, name, access=Access(reconnect_wait=60))) == list(range(200))
+
+
+@pytest.mark.parametrize("error", [CallTimeoutError, TransportError])
+def test_hole_of_a_mirror_is_no_gap_while_the_leader_does_not_answer(
+    url: str, name: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAKE is the missing answer alone."""
+    ask, unanswered = direct_read.next_stored, list[int]()
+
+    def once(source: JetStreamRequests, place: dict[str, Any]) -> int | None:
+        if not unanswered:
+            unanswered.append(place["seq"])
+            raise error("the leader did not answer")
+        return ask(source, place)
+
+    monkeypatch.setattr(direct_read, "next_stored", once)
+    deadline = time.monotonic() + 60
+    with mirror_of_half(url, name):
+        while not unanswered:  # the mirror answers every other read
+            assert time.monotonic() < deadline
+            assert offsets(direct(url, name, access=Access(reconnect_wait=60))) == list(range(200))
+    assert unanswered == [1]
 
 
 @pytest.mark.parametrize("seed", range(4))
