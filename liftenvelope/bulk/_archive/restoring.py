@@ -4,6 +4,10 @@ Each message gets the id ``restore-<stream>-<partition>-<offset in the archive>`
 the message. So the last message of the target says where to go on, however long ago the previous run was.
 Messages of a killed run that arrive late are refused as duplicates, within the ``duplicate_window`` of the
 target.
+
+A target that refused a message may have stored later ones that were in flight. The refused message could only
+be stored behind them, so such a restore can't go on. It shows in the sequences: a refused message takes none,
+while one that retention removed has taken its own.
 """
 
 from __future__ import annotations
@@ -12,13 +16,14 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import require
 from liftenvelope._showing import html_fields
 from liftenvelope.bulk._archive.names import FoundFile, resolve
 from liftenvelope.bulk._archive.places import ArchivePlace, find_place
 from liftenvelope.bulk._archive.restore_payload import ArchivedMessages, messages_of
+from liftenvelope.bulk._archive.row_groups import rows_of_groups
 from liftenvelope.bulk._engine.schema import HEADERS
 from liftenvelope.bulk._jetstream.source import JetStreamSource
 from liftenvelope.bulk._reads.reading import count, read
@@ -31,11 +36,13 @@ from liftenvelope.payload import PayloadChoice, PayloadFormat, as_payload
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.fs as pafs
     import pyarrow.parquet as pq
 else:
     from liftenvelope.bulk._engine.schema import pa
 
+    pc = require("pyarrow.compute", "bulk")
     pq = require("pyarrow.parquet", "bulk")
 
 __all__ = ["Restored", "restore"]
@@ -44,6 +51,9 @@ _ID: Final = "Nats-Msg-Id"
 #: Headers that tell the server to refuse or to delete messages.
 _ORDERS: Final = (_ID, "Nats-Rollup", "Nats-Expected-")
 _NEEDED: Final = ("value", "offset", "subject")
+#: Columns that tell which row a message was.
+_PLACE: Final = ("headers", "offset")
+_COUNTED_ROWS: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +116,8 @@ def restore(
     Raises:
         UsageError: An argument is invalid, the archive has no files of the stream, or the stream has messages
             that are not of this archive.
-        RestoreError: A message differs from its row, with ``verify``.
+        RestoreError: An earlier restore stored rows behind one that was refused: restore into an empty
+            stream. Or a message differs from its row, with ``verify``.
         WriteFailedError: Not all rows are stored: call again to go on.
         LiftEnvelopeError: As for :func:`read`.
 
@@ -119,6 +130,8 @@ def restore(
     name = stream if archived_stream is None else archived_stream
     rows = _ArchivedRows(find_place(archive, filesystem, name), name, partition, subject, kind)
     last = _last_message(source, stream, rows.prefix, access)
+    if last is not None:
+        _check_whole(source, stream, rows, last, access)
     had = 0 if last is None else count(source, stream, access=access)
     missing = rows.reader(0 if last is None else last[1] + 1)
     if dry_run:
@@ -138,15 +151,43 @@ def _last_message(source: Source, stream: str, prefix: str, access: Access | Non
     Raises:
         UsageError: The message is not of this archive.
     """
-    columns = ["headers", "offset"]
-    last = read(source, stream, start="latest", columns=columns, access=access).read_all().to_pylist()
-    if not last:
-        return None
-    found = dict(last[-1]["headers"] or ()).get(_ID, b"").decode("utf-8", "replace")
+    last = read(source, stream, start="latest", columns=_PLACE, access=access).read_all().to_pylist()
+    return _archived_place(last[-1], stream, prefix) if last else None
+
+
+def _archived_place(message: dict[str, Any], stream: str, prefix: str) -> tuple[int, int]:
+    """Return the offset of a message, and its offset in the archive.
+
+    Raises:
+        UsageError: The message is not of this archive.
+    """
+    found = dict(message["headers"] or ()).get(_ID, b"").decode("utf-8", "replace")
     if not found.startswith(prefix) or not found.removeprefix(prefix).isdecimal():
         text = f"stream must be empty, or hold the beginning of this restore, got {stream!r} with others"
-        raise UsageError(f"{text}: its last message has the id {found!r:.100}")
-    return last[-1]["offset"], int(found.removeprefix(prefix))
+        raise UsageError(f"{text}: its message at offset {message['offset']} has the id {found!r:.100}")
+    return message["offset"], int(found.removeprefix(prefix))
+
+
+def _check_whole(
+    source: Source, stream: str, rows: _ArchivedRows, last: tuple[int, int], access: Access | None
+) -> None:
+    """Check that earlier runs stored every row from the stream's first message to its last one.
+
+    Raises:
+        UsageError: The first message is not of this archive.
+        RestoreError: The stream took fewer or more messages than the archive has between the two.
+    """
+    reader = read(source, stream, columns=_PLACE, batch_rows=1, access=access)
+    with contextlib.closing(reader):
+        batch = next(iter(reader), None)
+    if batch is None:
+        return  # retention has removed all of them just now
+    first = _archived_place(batch.to_pylist()[0], stream, rows.prefix)
+    stored, archived = last[0] - first[0] + 1, rows.count(first[1], last[1] + 1)
+    if stored != archived:
+        place = f"of the archive from offset {first[1]} to {last[1]}"
+        hint = "a message was refused, or others publish; end that, and restore into an empty stream"
+        raise RestoreError(f"{stream!r} must have got {archived} messages {place}, got {stored}: {hint}")
 
 
 def _next_offset(source: Source, stream: str, access: Access | None) -> int:
@@ -205,6 +246,21 @@ class _ArchivedRows:
         batches = self._batches(start)
         schema = pa.schema({"value": pa.binary(), "headers": HEADERS, "subject": pa.string()})
         return pa.RecordBatchReader.from_batches(schema, batches)
+
+    def count(self, start: int, stop: int) -> int:
+        """Return the number of messages in a range of offsets."""
+        found, before = 0, -1
+        for file in self._files:
+            if file.start >= stop or (file.stop is not None and file.stop <= start):
+                continue
+            for batch in rows_of_groups(_opened(self._place, file), _COUNTED_ROWS, ["offset"]):
+                offsets = batch["offset"].filter(
+                    pc.and_(pc.greater_equal(batch["offset"], start), pc.less(batch["offset"], stop))
+                )
+                if len(offsets):  # a message with many rows has its offset in each, also in the next batch
+                    found += pc.count_distinct(offsets).as_py() - (offsets[0].as_py() == before)
+                    before = offsets[-1].as_py()
+        return found
 
     def _batches(self, start: int) -> Iterator[pa.RecordBatch]:
         for file in self._files:

@@ -11,10 +11,10 @@ import pytest
 from nats.js import JetStreamContext
 
 from liftenvelope import bulk
-from liftenvelope.bulk import Progress, RestoreError
+from liftenvelope.bulk import Progress, RestoreError, WriteFailedError
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 from liftenvelope.payload import ArrowBatches, Avro, Json, Msgpack, PayloadFormat, Protobuf
-from tests.integration.bulk_streams import make_stream, numbered, publish, with_jetstream
+from tests.integration.bulk_streams import make_stream, numbered, publish, wait_for, with_jetstream
 from tests.unit.payload.test_protobuf import LINE, descriptor_set
 
 
@@ -82,8 +82,50 @@ def test_messages_of_others_are_refused_or_found_by_verify(url: str, name: str, 
     with pytest.raises(UsageError, match="must be empty, or hold the beginning of this restore"):
         bulk.restore(tmp_path, url, name)
     publish(url, [(f"{name}.x", b"other", {"Nats-Msg-Id": f"restore-{name}-0-2"})])
+    with pytest.raises(UsageError, match="its message at offset 0 has the id ''"):
+        bulk.restore(tmp_path, url, name)
+    empty(url, name)
+    publish(url, [(f"{name}.x", b"other", {"Nats-Msg-Id": f"restore-{name}-0-{i}"}) for i in range(3)])
     with pytest.raises(RestoreError, match="must be that of the archive"):
         bulk.restore(tmp_path, url, name, verify=True)
+
+
+def test_restore_is_not_repeated_behind_a_row_that_was_refused(url: str, name: str, tmp_path: Path) -> None:
+    """The rows after it were in flight, and are stored: to go on behind them would leave it out."""
+    make_stream(url, name)
+    table = pa.table({"value": ["a" * (500 if i == 7 else 5) for i in range(20)]})
+    bulk.write(url, name, table, subject=f"{name}.x")
+    bulk.to_parquet(url, name, tmp_path)
+
+    async def replace(js: JetStreamContext) -> None:
+        await js.delete_stream(name)
+        await js.add_stream(name=name, subjects=[f"{name}.>"], max_msg_size=450)
+
+    async def allow(js: JetStreamContext) -> None:
+        await js.update_stream(name=name, subjects=[f"{name}.>"], max_msg_size=10_000)
+
+    with_jetstream(url, replace)
+    with pytest.raises(WriteFailedError, match="row 7 was not stored"):
+        bulk.restore(tmp_path, url, name)
+    with_jetstream(url, allow)
+    wait_for("the rows in flight", lambda: bulk.count(url, name) == 19)
+    for dry_run in (True, False):
+        with pytest.raises(RestoreError, match=r"got 20 messages .* from offset 0 to 19, got 19"):
+            bulk.restore(tmp_path, url, name, dry_run=dry_run)
+    empty(url, name)
+    assert bulk.restore(tmp_path, url, name, verify=True).rows == 20
+
+
+def test_restore_goes_on_behind_rows_that_retention_removed(url: str, name: str, tmp_path: Path) -> None:
+    archive_and_empty(url, name, tmp_path, 200)
+
+    async def compact(js: JetStreamContext) -> None:
+        await js.update_stream(name=name, subjects=[f"{name}.>"], max_msgs_per_subject=2)
+
+    with_jetstream(url, compact)
+    assert bulk.restore(tmp_path, url, name) == bulk.Restored(202, 0, 0, False)
+    assert bulk.count(url, name) < 10
+    assert bulk.restore(tmp_path, url, name).rows == 0
 
 
 @pytest.mark.parametrize("start", [0, 5])
@@ -217,13 +259,17 @@ class TestPayloads:
             publish(url, [(f"{name}.y", b"oops", None)])
             bulk.write(url, name, ORDERS.slice(0, 3), subject=f"{name}.x", payload=kind)
         before = bulk.read(url, name, payload=kind, on_bad=on_bad).read_all()
-        bulk.to_parquet(url, name, tmp_path, payload=kind, on_bad=on_bad, rotate_rows=20_000)
+        bulk.to_parquet(
+            url, name, tmp_path, payload=kind, on_bad=on_bad, rotate_rows=20_000, batch_rows=9_000
+        )
         empty(url, name)
         with pytest.raises(UsageError, match="archive must have the column 'subject'"):
             bulk.restore(tmp_path, url, name, payload=kind)
         done = bulk.restore(tmp_path, url, name, payload=kind, subject=f"{name}.z", verify=True)
         messages = 14 if bad else 12
         assert done == bulk.Restored(messages, 0, messages, True)
+        again = bulk.restore(tmp_path, url, name, payload=kind, subject=f"{name}.z")
+        assert again == bulk.Restored(0, messages, 0, True)
         assert bulk.read(url, name, payload=kind, on_bad=on_bad).read_all() == before
         headers = dict(bulk.read(url, name, stop=1).read_all()["headers"][0].as_py())
         assert headers["Content-Type"] == b"application/vnd.apache.arrow.stream"
