@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from liftenvelope._checks import as_count, as_seconds, check_calls, require
 from liftenvelope._showing import html_table, short
 from liftenvelope.bulk._archive.files import ArchiveFile, ArchiveFolder, Rotation, check_parquet
 from liftenvelope.bulk._archive.layout import Layout, PartitionBy
+from liftenvelope.bulk._archive.names import FoundFile
 from liftenvelope.bulk._archive.places import find_place
 from liftenvelope.bulk._engine.crew import Crew, Piece
 from liftenvelope.bulk._engine.plan import OnRetention
@@ -101,7 +103,8 @@ def to_parquet(
     The folder is on the local file system or on any other that pyarrow knows, such as S3. Each partition has
     its own files, named ``<stream>-<partition>-<first offset>-<offset after the last>.parquet``, so that a
     listing says how far the archive goes; the next run continues there. A file gets its name only when it is
-    complete. A run that was killed or could not write therefore repeats at most its last files. A run that
+    complete. If the last messages read are not of ``subjects``, a file without rows covers them; the next run
+    replaces that file. A run that was killed or could not write repeats at most its last files. A run that
     fails in another way, also by an error of ``on_gap`` or ``progress``, or is interrupted, keeps what it has
     read. Only one run at a time may write the files of a partition: a second one is refused, on one machine
     or on several.
@@ -207,7 +210,12 @@ def to_parquet(
                 check_parquet(rows.schema)
             if reached.record is not None:
                 check_types(reached.record.fields, rows.record.fields, folder.title)
-            done = _ArchiveRun(opened, folder, copy.plan, rows, spans, progress, on_gap).run()
+            blanks = {
+                one.partition: blank
+                for one in spans
+                if (blank := reached.blanks.get(one.partition)) is not None and blank.stop == one.start
+            }
+            done = _ArchiveRun(opened, folder, copy.plan, rows, spans, blanks, progress, on_gap).run()
             if place.most_bytes is not None and done.files:
                 folder.reached(numbers)  # what another run may have written meanwhile
             return done
@@ -230,7 +238,13 @@ def _is_codec(name: str) -> bool:
 
 
 class _ArchiveRun:
-    """One run: appends each batch read to the open file of its partition."""
+    """One run: appends each batch read to the open file of its partition.
+
+    The files cover all that was read. Where no message was kept, as with ``subjects``, a file without rows, a
+    blank, does: otherwise the next run would begin at offsets that retention may have removed by then. The
+    first file of the next run covers the offsets of the blank too, and replaces it. A run that is killed
+    between the two leaves a blank that only repeats offsets, which the next run deletes.
+    """
 
     def __init__(
         self,
@@ -239,6 +253,7 @@ class _ArchiveRun:
         plan: BatchPlan,
         copied: CopyRows,
         spans: list[Range],
+        blanks: dict[int, FoundFile],
         progress: OnProgress | None,
         on_gap: OnGap | None,
     ) -> None:
@@ -250,7 +265,10 @@ class _ArchiveRun:
         self._progress = progress
         self._on_gap = on_gap
         self._open: dict[int, ArchiveFile] = {}
+        # By partition: next offset to read, offset after the last file, and last file if it is a blank.
         self._at = {span.partition: span.start for span in spans}
+        self._covered = self._at | {number: blank.start for number, blank in blanks.items()}
+        self._blanks = blanks
         self._done: list[PurePath] = []
         self._rows = self._bytes = self._offsets = self._written = 0
 
@@ -258,6 +276,7 @@ class _ArchiveRun:
         """Read all ranges. Keep what was read before a failure, unless a file could not be written."""
         try:
             self._read()
+            self._cover_all()
             self._finish_all()
         except BaseException:  # also SystemExit, and errors of the caller's progress and on_gap
             if not self._folder.has_failed:
@@ -317,9 +336,18 @@ class _ArchiveRun:
             self._finish(partition)
             file = None
         if file is None:
-            start = self._at[partition]
+            start = self._covered[partition]
             file = self._open[partition] = ArchiveFile(self._folder, self._copied, below, partition, start)
+            file.extend(self._at[partition])
         return file
+
+    def _cover_all(self) -> None:
+        """Open a blank for each partition whose files end before what was read."""
+        for number, end in self._at.items():
+            blank = self._blanks.get(number)
+            covered = self._covered[number] if blank is None else blank.stop
+            if number not in self._open and covered != end:
+                self._file(number, self._folder.layout.folder_at(number, time.time_ns()))
 
     def _put(self, partition: int, below: str, batch: pa.RecordBatch, end: int) -> None:
         self._rows += batch.num_rows
@@ -338,8 +366,13 @@ class _ArchiveRun:
 
     def _finish(self, partition: int) -> None:
         file = self._open[partition]
-        self._done.append(file.finish())
+        path = file.finish()
+        self._done.append(path)
         self._written += file.nbytes
+        self._covered[partition] = file.stop
+        blank = self._blanks.pop(partition, None)
+        if blank is not None and self._folder.place.located(blank.path) != path:
+            self._folder.place.remove(blank.path)
         del self._open[partition]
 
     def _finish_all(self) -> None:

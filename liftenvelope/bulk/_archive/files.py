@@ -51,10 +51,12 @@ class ReachedOffsets:
 
     Attributes:
         offsets: Offset after the last one that the files cover, by partition, for those with files.
+        blanks: Last file, by partition, for those whose last file has no rows.
         record: Options of the files; None without files.
     """
 
     offsets: Mapping[int, int]
+    blanks: Mapping[int, FoundFile]
     record: CopyRecord | None
 
 
@@ -136,23 +138,26 @@ class ArchiveFolder:
             if file.partition in found:
                 found[file.partition].append(file)
         ends = {number: self._end_of(files) for number, files in found.items() if files}
-        records = [record for _, record in ends.values()]
+        records = [record for _, record, _ in ends.values()]
         for record in records:
             self._copy.check(record, self.title, "choose another folder")
-        offsets = {number: offset for number, (offset, _) in ends.items()}
-        return ReachedOffsets(offsets, merged_record(records, self.title))
+        offsets = {number: offset for number, (offset, _, _) in ends.items()}
+        blanks = {number: blank for number, (_, _, blank) in ends.items() if blank is not None}
+        return ReachedOffsets(offsets, blanks, merged_record(records, self.title))
 
-    def _end_of(self, files: list[FoundFile]) -> tuple[int, CopyRecord]:
-        newest = max(files, key=lambda file: file.start)
+    def _end_of(self, files: list[FoundFile]) -> tuple[int, CopyRecord, FoundFile | None]:
+        newest = max(files, key=lambda file: (file.start, file.stop or 0))
         read = {one.path: self._read(one) for one in files if one.stop is None or one is newest}
         ends = [(one, read[one.path][0] if one.stop is None else one.stop) for one in files]
         kept, repeated = resolve(ends)
         for file in repeated:
             log.warning("%s repeats offsets of other files of the archive: deleting it", file.path)
             self.place.remove(file.path)
-        return dict(ends)[kept[-1]], read[newest.path][1]
+        _, record, rows = read[newest.path]
+        is_blank = not rows and newest is kept[-1] and newest.stop is not None
+        return dict(ends)[kept[-1]], record, newest if is_blank else None
 
-    def _read(self, file: FoundFile) -> tuple[int, CopyRecord]:
+    def _read(self, file: FoundFile) -> tuple[int, CopyRecord, int]:
         path = self.place.located(file.path)
         try:
             with self.place.open(file.path) as source:
@@ -169,9 +174,9 @@ class ArchiveFolder:
             text = f"{path} must have offsets of type {ours}, as the stream has, got {there}"
             raise UsageError(f"{text}: it is from a server of another kind, choose another folder")
         if _RECORD not in metadata:
-            return int(metadata[_STOP]), self._copy.unrecorded()
+            return int(metadata[_STOP]), self._copy.unrecorded(), found.num_rows
         try:
-            return int(metadata[_STOP]), CopyRecord.load(metadata[_RECORD].decode())
+            return int(metadata[_STOP]), CopyRecord.load(metadata[_RECORD].decode()), found.num_rows
         except ValueError as exc:
             text = f"{path} must have the options of its archive in its metadata"
             raise UsageError(f"{text}: choose another folder; {exc}") from exc

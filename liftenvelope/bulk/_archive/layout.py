@@ -75,6 +75,10 @@ class Layout:
             yield self._folder(partition, period), batch.slice(start, end - start)
             start = end
 
+    def folder_at(self, partition: int, moment_ns: int) -> str:
+        """Return the path of the folder for a time in nanoseconds since 1970."""
+        return self._folder(partition, moment_ns // self._unit if self.has_time else None)
+
     def _folder(self, partition: int, period: int | None) -> str:
         moment = None if period is None else datetime.fromtimestamp(period * self._unit // 10**9, UTC)
         values = {

@@ -46,6 +46,8 @@ def messages_of(file: Any, title: str, kind: PayloadFormat | None) -> ArchivedMe
         raise UsageError(f"{title} must have its options in the metadata of each file: {exc}") from exc
     given = CopyRecord(record.subjects, None if kind is None else kind.identity)
     check_same(record, given, title, "give restore the payload of the archive")
+    if not file.metadata.num_rows:  # made before the columns of the payload were known, perhaps
+        return ArchivedMessages(file, [])
     if kind is None:
         return ArchivedMessages(file, list(file.schema_arrow.names))
     fields = {kind.prefix + field.name for field in record.fields}
@@ -59,7 +61,7 @@ class ArchivedMessages:
     """Messages of a file whose rows are messages.
 
     Attributes:
-        columns: Names of the columns of a message.
+        columns: Names of the columns of a message; none of a file without rows.
 
     Args:
         file: The file, as pyarrow opens it.

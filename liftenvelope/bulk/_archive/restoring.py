@@ -236,9 +236,9 @@ class _ArchivedRows:
             text = f"archive must have files of partition {partition} of stream {stream!r}, got none"
             hint = "name the stream of the archive by archived_stream, or restore a backup by restore_backup"
             raise UsageError(f"{text}: {hint}")
-        columns = self._reading(self._files[0]).columns
+        columns = next(filter(None, (self._reading(file).columns for file in self._files)), None)
         for column in _NEEDED if subject is None else _NEEDED[:2]:
-            if column not in columns:
+            if columns is not None and column not in columns:
                 raise UsageError(f"archive must have the column {column!r}, got {columns}")
 
     def reader(self, start: int) -> pa.RecordBatchReader:

@@ -22,6 +22,7 @@ from liftenvelope import bulk
 from liftenvelope.bulk import ArchiveBusyError, Progress, RetentionError
 from liftenvelope.bulk._archive.files import ArchiveFile
 from liftenvelope.errors import LiftEnvelopeError, OffsetOutOfRangeError, UsageError
+from liftenvelope.payload import Json
 from liftenvelope.testing import LiftbridgeCluster
 from tests.integration.bulk_streams import make_stream, numbered, publish, with_jetstream
 
@@ -65,6 +66,55 @@ def test_archive_goes_on_where_the_files_end(url: str, name: str, tmp_path: Path
     assert bulk.to_parquet(url, name, tmp_path, start=5).rows == 10
     assert covered(tmp_path) == [(0, 60), (60, 100), (100, 110)]
     assert archived(tmp_path, "offset")["offset"].to_pylist() == list(range(110))
+
+
+@pytest.mark.parametrize("on_gap", [None, lambda _: None], ids=["server filters", "reader filters"])
+def test_archive_of_a_rare_subject_outlives_retention(
+    url: str, name: str, tmp_path: Path, on_gap: Any
+) -> None:
+    """Retention passes the last match, but not the offsets that runs without a match have seen."""
+    make_stream(url, name, max_msgs=10)
+    options: Any = {"subjects": f"{name}.wanted", "on_gap": on_gap}
+    for _ in range(3):
+        publish(url, [(f"{name}.other", b"", None)] * 8)
+        assert bulk.to_parquet(url, name, tmp_path, **options).rows == 0
+    assert covered(tmp_path) == [(0, 24)]
+    publish(url, [(f"{name}.wanted", b"", None)])
+    assert bulk.to_parquet(url, name, tmp_path, **options).rows == 1
+    assert covered(tmp_path) == [(0, 25)]
+    for _ in range(3):
+        publish(url, [(f"{name}.other", b"", None)] * 8)
+        assert bulk.to_parquet(url, name, tmp_path, **options).rows == 0
+    assert covered(tmp_path) == [(0, 25), (25, 49)]
+    (blank,) = tmp_path.glob("*49.parquet")
+    kept = blank.read_bytes()
+    publish(url, [(f"{name}.wanted", b"", None)])
+    assert bulk.to_parquet(url, name, tmp_path, **options).rows == 1
+    blank.write_bytes(kept)  # as of a run that is killed before it deletes what it has replaced
+    assert bulk.to_parquet(url, name, tmp_path, **options).files == ()
+    assert covered(tmp_path) == [(0, 25), (25, 50)]
+    assert archived(tmp_path, "offset")["offset"].to_pylist() == [24, 49]
+    publish(url, [(f"{name}.other", b"", None)] * 20)
+    with pytest.raises(RetentionError):  # nobody knows the subjects of what is gone
+        bulk.to_parquet(url, name, tmp_path, **options)
+
+
+@pytest.mark.parametrize("payload", [None, "json", Json(pa.schema({"id": pa.int64()}))])
+def test_archive_that_begins_and_ends_without_a_match_is_restored(
+    url: str, name: str, tmp_path: Path, payload: Any
+) -> None:
+    make_stream(url, name)
+    options: Any = {"subjects": f"{name}.wanted", "partition_by": ["dt"], "payload": payload}
+    for subject in ("other", "wanted", "other"):
+        publish(url, [(f"{name}.{subject}", b'{"id":1}', None)])
+        bulk.to_parquet(url, name, tmp_path, **options)
+    assert len([*tmp_path.rglob("*.parquet")]) == 2
+
+    async def purge(js: JetStreamContext) -> None:
+        await js.purge_stream(name)
+
+    with_jetstream(url, purge)
+    assert bulk.restore(tmp_path, url, name, payload=payload, verify=True).rows == 1
 
 
 @pytest.mark.parametrize("batch_rows", [7, 1000])
