@@ -101,7 +101,7 @@ def write(
     Raises:
         UsageError: An argument or a row is invalid; no row is stored.
         NoSuchStreamError, StreamNotFoundError: There is no such stream.
-        PermissionDeniedError: The server does not let this client write to the stream; nothing was sent.
+        PermissionDeniedError: The server does not let this client write to the stream; no row is stored.
         NoSuchPartitionError: A row names a partition that does not exist; nothing was sent.
         TransportError: No server could be reached; nothing was sent.
         WriteFailedError: Some rows are not stored, or their outcome is unknown. Once rows were sent, this

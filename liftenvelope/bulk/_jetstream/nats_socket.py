@@ -9,6 +9,7 @@ other than rows go through :meth:`NatsSocket.handle`. The code that consumes byt
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import ssl
 import time
@@ -56,6 +57,7 @@ _INFO_TEXTS: Final = ("nonce", "server_id", "version")
 #: First bytes that a NATS server sends.
 _GREETING: Final = b"INFO "
 _DENIED: Final = "permissions violation"
+_DENIED_PUBLISH: Final = re.compile(r'permissions violation for publish to "([^"]*)"', re.IGNORECASE)
 
 
 class NatsSocket:
@@ -73,6 +75,8 @@ class NatsSocket:
         is_secure: True if the connection uses TLS.
         leaving: True if the server is about to stop and asks its clients to leave ("lame duck").
         last_heard: Time of the last received bytes, by ``time.monotonic()``.
+        denied: Number of publishes that the server has denied. Each is an error of :meth:`handle`.
+        denied_subject: Subject of the last one of them.
 
     Raises:
         TransportError: The connection failed, or the server refused it.
@@ -95,6 +99,7 @@ class NatsSocket:
         self._awaited = ""
         self._requests = 0
         self._pongs = 0
+        self.denied, self.denied_subject = 0, ""
         # Finds the next protocol line, and delivers no rows. Its message limit is 0 until the login, before
         # which no server sends messages.
         self._lines = _native.bulk.NatsRows((), 0, 1, 1, 0, bytearray)
@@ -317,6 +322,8 @@ class NatsSocket:
         if is_refused_login(text):
             raise PermissionDeniedError(0, refused_login(str(self.address)))
         is_denied = _DENIED in text.lower()  # before a short secret is taken out of these words
+        if (publish := _DENIED_PUBLISH.match(text)) is not None:
+            self.denied, self.denied_subject = self.denied + 1, publish[1]
         for secret in (self._access.password, self._access.token):
             if secret:  # a server may echo what it received
                 text = text.replace(secret, "***")

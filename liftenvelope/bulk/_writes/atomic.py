@@ -99,6 +99,9 @@ class AtomicPublisher(RowPublisher):
     def _connected(self) -> None:
         pass  # _publish restarts the batch under another id
 
+    def _settle_denied(self) -> None:
+        self._committing = None  # a batch that lacks a row, or its commit, is never stored
+
     def _begin(self) -> None:
         """Start a new batch under a new id. The server never commits what it has of earlier batches."""
         self._batches, self._has_hole = self._batches + 1, False

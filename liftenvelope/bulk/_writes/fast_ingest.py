@@ -7,6 +7,7 @@ so the number of stored rows is exact even then.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +15,7 @@ from liftenvelope import _native
 from liftenvelope.bulk._writes.fast_batch import FLOW, FastBatch
 from liftenvelope.bulk._writes.publisher import MOST_BYTES, PIECE, RowPublisher, WriteLink
 from liftenvelope.bulk.outgoing import Written
-from liftenvelope.errors import JetStreamError, TransportError
+from liftenvelope.errors import JetStreamError, PermissionDeniedError, TransportError
 
 if TYPE_CHECKING:
     from liftenvelope.bulk._writes.portions import Portion
@@ -99,6 +100,26 @@ class FastPublisher(RowPublisher):
 
     def _connected(self) -> None:
         self._end_sent = False
+
+    def _settle_denied(self) -> None:
+        """End the batch, which has the rows before the denied one. It never began if that is its first."""
+        batch, denied = self._batch, self._link.socket.denied_subject
+        if batch is None or not batch.sent:
+            return
+        if self._subject_of(batch.base).decode() == denied:
+            self._batch = None
+            return
+
+        def has_ended() -> bool:
+            while True:
+                with contextlib.suppress(PermissionDeniedError):
+                    return self._take(batch) and batch.has_ended
+
+        self._say(batch.base, batch.last_word())
+        self._end_sent = True
+        self._link.wait(has_ended, lambda: self._ask(batch))
+        if batch.count is not None and (self._is_exact or not batch.was_cut_short):
+            self._batch, self._done = None, self._done + batch.count
 
     # One batch
 

@@ -13,7 +13,7 @@ from liftenvelope.bulk._writes.portions import Portion, Portions, regrouped
 from liftenvelope.bulk._writes.publisher import RowPublisher, WriteLink
 from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.bulk.outgoing import Written
-from liftenvelope.errors import LiftEnvelopeError, UsageError
+from liftenvelope.errors import LiftEnvelopeError, PermissionDeniedError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -126,11 +126,16 @@ class JetStreamWrite:
 
         Raises:
             UsageError: A row is too long; nothing of the portion was sent.
+            PermissionDeniedError: The server denied all rows sent so far.
             WriteFailedError: A row was refused, or its outcome is unknown.
         """
         if self._publisher is None:
             self._publisher = self._choose(portion.commands.length)
-        self._publisher.add(portion)
+        try:
+            self._publisher.add(portion)
+        except PermissionDeniedError:
+            self._publisher = None  # no row is stored, and stop() has no acks to wait for
+            raise
 
     def finish(self) -> Written:
         """Wait for all acks and return the outcome.

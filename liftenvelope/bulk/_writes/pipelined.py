@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -9,6 +10,7 @@ from liftenvelope import _native
 from liftenvelope.bulk._writes.publisher import MOST_BYTES, PIECE, RowPublisher, WriteLink
 from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.bulk.outgoing import Written
+from liftenvelope.errors import PermissionDeniedError
 from liftenvelope.jetstream.publish_frames import PubAck
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ class PipelinedPublisher(RowPublisher):
         self._in_flight = 0
         # Rows before _sent need not be sent over this connection. Rows before _reached were sent before.
         self._sent = self._reached = 0
-        self._stop = self._bytes = 0
+        self._stop = self._bytes = self._denied = 0
 
     @property
     def acked(self) -> int:
@@ -57,8 +59,8 @@ class PipelinedPublisher(RowPublisher):
 
     @property
     def unknown(self) -> int:
-        """Number of rows sent over any connection and not acked."""
-        return self._reached - self.acked
+        """Number of rows sent over any connection and neither acked nor denied."""
+        return self._reached - self.acked - self._denied
 
     def add(self, portion: Portion) -> None:
         """Publish a portion. On return, at most ``max_in_flight`` rows lack their ack."""
@@ -82,10 +84,22 @@ class PipelinedPublisher(RowPublisher):
         self._sent, self._in_flight = self._acks.floor, 0
         self._pieces.clear()
 
+    def _settle_denied(self) -> None:
+        """Wait until each row is acked or denied: the server answers the ones and reports the others."""
+
+        def known() -> bool:
+            while True:
+                self._denied = self._link.socket.denied
+                with contextlib.suppress(PermissionDeniedError):
+                    self._take()
+                    return self.unknown == 0
+
+        self._link.wait(known)
+
     def _failed(self, error: LiftEnvelopeError, hint: str = "") -> WriteFailedError:
-        return super()._failed(
-            error, hint if self._again else "; with message_id=... rows could be sent again safely"
-        )
+        if self.unknown and not self._again:
+            hint = "; with message_id=... rows could be sent again safely"
+        return super()._failed(error, hint)
 
     def _send(self) -> None:
         while self._sent < self._stop:

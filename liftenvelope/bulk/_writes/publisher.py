@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from abc import ABC, abstractmethod
@@ -18,6 +19,7 @@ from liftenvelope.errors import (
     JetStreamError,
     LiftEnvelopeError,
     NoJetStreamError,
+    PermissionDeniedError,
     StreamNotFoundError,
     TransportError,
     UsageError,
@@ -206,6 +208,15 @@ class RowPublisher(ABC):
     def _connected(self) -> None:
         """Continue over a new connection. Called after the connection is open, before the next step."""
 
+    @abstractmethod
+    def _settle_denied(self) -> None:
+        """Find out which rows are stored after the server has denied the publish of one.
+
+        Raises:
+            TransportError, AckTimeoutError: The server did not say it of all rows.
+            WriteFailedError: A row was refused as well.
+        """
+
     def _guarded(self, step: Callable[[], object]) -> None:
         """Run a step over the connection. After a failure, repeat it over a new connection if that is safe.
 
@@ -214,6 +225,7 @@ class RowPublisher(ABC):
 
         Raises:
             WriteFailedError: The step failed and can't be repeated, or retries took too long.
+            LiftEnvelopeError: The server denied the publish, or broke the protocol, and no row is stored.
         """
         patience = Patience(self._link.source.access.reconnect_wait)
         while True:
@@ -240,7 +252,16 @@ class RowPublisher(ABC):
                     extra=told,
                 )
                 time.sleep(pause)
+            except WriteFailedError:
+                raise
             except JetStreamError as exc:  # the stream no longer exists
+                raise self._failed(exc) from exc
+            except LiftEnvelopeError as exc:
+                if isinstance(exc, PermissionDeniedError) and self._link.is_open:
+                    with contextlib.suppress(TransportError, AckTimeoutError):
+                        self._settle_denied()
+                if not self.acked and not self.unknown:
+                    raise
                 raise self._failed(exc) from exc
 
     def _failed(self, error: LiftEnvelopeError, hint: str = "") -> WriteFailedError:

@@ -23,6 +23,7 @@ from liftenvelope.bulk import Access, Progress, WriteFailedError, Written
 from liftenvelope.errors import (
     JetStreamError,
     NoJetStreamError,
+    PermissionDeniedError,
     StreamMessageTooLargeError,
     TransportError,
     UsageError,
@@ -305,6 +306,59 @@ class TestWhatIsStoredOfAFailedWrite:
         # The first row, and the last row of a batch with nothing but duplicates, are reported.
         assert (done.acked, done.duplicates, done.offsets) == (20_000, 2, {0: (0, 19_999)})
         assert values(url, name) == list(range(20_000))
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[tuple[str, str]]:
+    """The server's URL for a user who may do everything, and for one who may not."""
+    limits = {"publish": {"deny": ["*.denied"]}}
+    users = [
+        {"user": "boss", "password": "boss-pw"},
+        {"user": "limited", "password": "limited-pw", "permissions": limits},
+    ]
+    with jetstream(config={"authorization": {"users": users}}) as server:
+        boss, limited = (f"nats://{user}:{user}-pw@{server.address}" for user in ("boss", "limited"))
+        yield boss, limited
+
+
+class TestDeniedSubjects:
+    @staticmethod
+    def rows(name: str, runs: list[tuple[str, int]]) -> pa.Table:
+        subjects = [f"{name}.{subject}" for subject, count in runs for _ in range(count)]
+        return numbers(len(subjects)).append_column("subject", pa.array(subjects))
+
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("count", [1, 20_000])
+    def test_write_that_stored_nothing_is_denied(
+        self, urls: tuple[str, str], name: str, mode: Any, count: int
+    ) -> None:
+        open_stream(urls[0], name)
+        with pytest.raises(PermissionDeniedError, match="denied"):
+            bulk.write(urls[1], name, self.rows(name, [("denied", count)]), mode=mode, access=ACCESS)
+        assert bulk.count(urls[0], name) == 0
+
+    @pytest.mark.parametrize(
+        ("mode", "runs", "stored"),
+        [
+            ("pipelined", [("x", 1), ("denied", 1), ("x", 1)], 2),
+            ("pipelined", [("denied", 1), ("x", 1_000)], 1_000),
+            ("pipelined", [("x", 17_000), ("denied", 3)], 17_000),
+            ("atomic", [("x", 1_500), ("denied", 1), ("x", 1_000)], 1_000),
+            ("atomic", [("x", 1_999), ("denied", 1)], 1_000),
+            ("fast", [("x", 1), ("denied", 1), ("x", 1)], 1),
+            ("fast", [("x", 1_500), ("denied", 3), ("x", 1_000)], 1_500),
+            ("fast", [("x", 16_384), ("denied", 1), ("x", 16_384)], 16_384),
+        ],
+    )
+    def test_what_is_stored_beside_denied_rows_is_told(
+        self, urls: tuple[str, str], name: str, mode: Any, runs: list[tuple[str, int]], stored: int
+    ) -> None:
+        open_stream(urls[0], name)
+        with pytest.raises(WriteFailedError, match=f"{stored} rows are stored") as caught:
+            bulk.write(urls[1], name, self.rows(name, runs), mode=mode, access=ACCESS)
+        assert isinstance(caught.value.__cause__, PermissionDeniedError)
+        assert (caught.value.acked, caught.value.unknown) == (stored, 0)
+        assert bulk.count(urls[0], name) == stored
 
 
 @contextmanager
