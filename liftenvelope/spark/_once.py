@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -15,9 +16,16 @@ from liftenvelope._backoff import Patience
 from liftenvelope._checks import require
 from liftenvelope.bulk import WriteFailedError
 from liftenvelope.bulk.outgoing import LiftbridgeRows, rows_of
+from liftenvelope.bulk.ranges import Progress
+from liftenvelope.bulk.sources import open_stream
 from liftenvelope.client.publish_many import OutgoingMessage
 from liftenvelope.client.publish_summary import PublishSummary
-from liftenvelope.errors import IncorrectOffsetError, LiftEnvelopeError, NoSuchStreamError
+from liftenvelope.errors import (
+    IncorrectOffsetError,
+    LiftEnvelopeError,
+    NoSuchStreamError,
+    TransportError,
+)
 from liftenvelope.partition import make_partitioner
 from liftenvelope.spark._row_places import NO_OFFSET, PROBE, ROW_HEADER, RowMark, RowPlaces
 from liftenvelope.spark._schema import header_lists
@@ -288,9 +296,22 @@ class OnceWriter:
             time.sleep(_SHOWN_POLL)
 
     def _marks(self, partition: int, start: int, stop: int) -> Iterator[tuple[int, RowMark]]:
-        """Yield the marks of this task in a range, and the first mark of the query in each batch read."""
+        """Yield the marks of this task in a range, and the first mark of the query in each batch read.
+
+        A read that finds a lower end of the partition than :meth:`_end_of`, as after a restart of the server,
+        stops there without an error. Rows behind it would be stored twice if they counted as read.
+
+        Raises:
+            TransportError: The read ended before ``stop``.
+        """
         if start >= stop:
             return
+        done = 0
+
+        def count(progress: Progress) -> None:
+            nonlocal done
+            done = progress.done
+
         reader = bulk.read(
             self._client,
             self._stream,
@@ -299,6 +320,7 @@ class OnceWriter:
             stop=stop,
             columns=["offset", "headers"],
             on_retention="skip",
+            progress=count,
         )
         query, number, task = self._task
         for batch in reader:
@@ -306,6 +328,16 @@ class OnceWriter:
                 mark = RowMark.parse(text)
                 if mark is not None:
                     yield offset, mark
+        if done < stop - start:
+            oldest = self._oldest(partition)
+            if oldest <= start:
+                text = f"{self._stream}[{partition}]: read {done} of {stop - start} offsets from {start}"
+                raise TransportError(f"{text}, because its server restarted; run the task again")
+            yield from self._marks(partition, oldest, stop)  # retention has taken some
+
+    def _oldest(self, partition: int) -> int:
+        with contextlib.closing(open_stream(self._client, self._stream, None)) as opened:
+            return opened.extent(partition).oldest
 
 
 def _expecting(

@@ -8,18 +8,21 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from nats.js import JetStreamContext
 
 from liftenvelope import bulk, connect_blocking
 from liftenvelope.bulk import WriteFailedError
-from liftenvelope.errors import MessageTooLargeError, NoSuchStreamError, UsageError
+from liftenvelope.errors import MessageTooLargeError, NoSuchStreamError, TransportError, UsageError
 from liftenvelope.spark._options import SinkOptions, sink_options
 from liftenvelope.spark._row_places import ROW_HEADER
 from liftenvelope.spark._writing import TaskWritten, write_task
 from liftenvelope.spark.errors import BatchChangedError, OptionError
 from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, run_liftbridge
+from tests.integration.bulk_streams import with_jetstream
 from tests.integration.stored import await_stream
 
 TASK = "0c0ffee0-query:0:0"
+LATER = "0c0ffee0-query:1:0"
 Cluster = LiftbridgeCluster | GatewayCluster
 
 
@@ -136,6 +139,39 @@ class TestOnce:
         named = rows([0]).append_column("msgId", pa.array(["a"]))
         with pytest.raises(UsageError, match="row 1 of the task has no msgId"):
             write_task(options, [named, nameless], "0c0ffee0-query:1:0")
+
+    @pytest.mark.parametrize("count", [3, 300])
+    def test_rows_behind_a_read_that_ended_early_are_not_stored_again(
+        self, cluster: Cluster, name: str, count: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """FAKE is that the read finds a lower end of the partition, as one after a restart may."""
+        options = sink(cluster, name)
+        with pytest.raises(Cut):
+            write_task(options, cut(rows(range(count))), TASK)
+
+        def read(*source: Any, stop: int, **given: Any) -> pa.RecordBatchReader:
+            return read_all(*source, stop=stop - 2 if stop == count else stop, **given)
+
+        read_all = bulk.read
+        with monkeypatch.context() as patch:
+            patch.setattr(bulk, "read", read)
+            with pytest.raises(TransportError, match="offsets from"):
+                write_task(options, [rows(range(count + 5))], TASK)
+        assert write_task(options, [rows(range(count + 5))], TASK).duplicates == count
+        assert stored(cluster, name) == list(range(count + 5))
+
+    def test_task_goes_on_behind_rows_that_are_gone(self, gateway_server: GatewayCluster, name: str) -> None:
+        gateway_server.create_stream(name, partitions=2, optimistic_concurrency=True)
+        options = sink(gateway_server, name)
+        write_task(options, [rows(range(25))], TASK)
+
+        async def purge(js: JetStreamContext) -> None:
+            await js.purge_stream(f"lift_{name}_0", seq=11)
+
+        with_jetstream(gateway_server.nats_url, purge)
+        for duplicates in (0, 5):
+            assert write_task(options, [rows(range(25, 30))], LATER).duplicates == duplicates
+        assert stored(gateway_server, name) == list(range(10, 30))
 
     def test_strangers_write_as_well(self, cluster: Cluster, name: str) -> None:
         options = sink(cluster, name)
