@@ -126,40 +126,43 @@ class ArchiveDaemon:
     async def _attempt(self, pipeline: PipelineConfig, state: PipelineState) -> str | None:
         """Run a pipeline once; return the text of its error."""
         state.begun()
+        failed_before = state.failures_in_a_row
         try:
             await self._write(pipeline, state)
             await self._maintain(pipeline, state)
         except _StopRun:
-            state.succeeded(0, 0, time.time())  # its files are complete, and counted by nobody
+            state.succeeded(time.time())  # its files are complete, and counted by nobody
             return None
         except (LiftEnvelopeError, OSError) as exc:
             text = without_secrets(exc) or type(exc).__name__
         except Exception as exc:  # noqa: BLE001 - a defect, here or in a library, must not end the other pipelines
             text = f"unexpected {type(exc).__name__}: {without_secrets(exc)} ({_place_of(exc)})"
         else:
+            state.succeeded(time.time())
+            if failed_before:
+                logged(PipelineRecovered(pipeline.name, failed_before))
             return None
         state.failed(text)
         return text
 
     async def _write(self, pipeline: PipelineConfig, state: PipelineState) -> None:
-        began, failed_before = time.monotonic(), state.failures_in_a_row
+        began = time.monotonic()
         done = await _in_thread(
             lambda: pipeline.write(lambda seen: self._note(state, seen), state.wrote_dead_letters),
             pipeline.name,
         )
         seconds, is_table = time.monotonic() - began, isinstance(done, TableWritten)
-        state.succeeded(done.rows, 0 if is_table else done.bytes, time.time())
+        state.wrote(done.rows, 0 if is_table else done.bytes)
         if done.rows and is_table:
             logged(PipelineCommitted(pipeline.name, done.rows, done.commits, seconds))
         elif done.rows:
             logged(PipelineWrote(pipeline.name, done.rows, done.bytes, len(done.files), seconds))
-        if failed_before:
-            logged(PipelineRecovered(pipeline.name, failed_before))
 
     async def _maintain(self, pipeline: PipelineConfig, state: PipelineState) -> None:
-        """Do the upkeep of a table that has rows, if it is due."""
-        due = state.maintained_at + (0.0 if pipeline.maintenance is None else pipeline.maintenance.interval)
-        if pipeline.maintenance is None or not state.rows or time.monotonic() < due:
+        """Do the upkeep of a table that has rows, if it is due and the daemon is not about to stop."""
+        if pipeline.maintenance is None or not state.rows or self._stopping.is_set():
+            return
+        if time.monotonic() < state.maintained_at + pipeline.maintenance.interval:
             return
         began = time.monotonic()
         await _in_thread(pipeline.maintain, pipeline.name)

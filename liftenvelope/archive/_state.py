@@ -20,7 +20,7 @@ class PipelineState:
         runs: Runs that ended well.
         failures: Runs that failed.
         failures_in_a_row: Failed runs since the last one that ended well.
-        rows: Rows written by runs that ended well.
+        rows: Rows written by runs that wrote all, also if the upkeep of the table then failed.
         nbytes: Bytes of files written by them.
         dead_letters: Bad messages written to the stream of dead letters, also by runs that failed.
         pending: Offsets that the current run has still to read; 0 between runs.
@@ -52,13 +52,17 @@ class PipelineState:
         with self._lock:
             self.dead_letters += count
 
-    def succeeded(self, rows: int, nbytes: int, now: float) -> None:
+    def wrote(self, rows: int, nbytes: int) -> None:
+        """Record what a run has written: all that it had to read."""
+        self.pending = 0
+        self.rows += rows
+        self.nbytes += nbytes
+
+    def succeeded(self, now: float) -> None:
         """Record a run that ended well."""
         self.is_running, self.pending, self.error = False, 0, ""
         self.runs += 1
         self.failures_in_a_row = 0
-        self.rows += rows
-        self.nbytes += nbytes
         self.succeeded_at = now
 
     def failed(self, error: str) -> None:

@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import duckdb
@@ -22,6 +24,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from liftenvelope import bulk
 from liftenvelope.archive import ArchiveDaemon, read_archive_config
+from liftenvelope.bulk import TableError
 from liftenvelope.bulk.tables import _iceberg
 from liftenvelope.errors import UsageError
 from liftenvelope.testing import NatsServer
@@ -310,6 +313,67 @@ async def test_stop_commits_what_a_run_into_a_table_has_read(url: str, name: str
     found = sorted(DeltaTable(tmp_path / name).to_pyarrow_table()["offset"].to_pylist())
     assert 0 < len(found) < 2_000
     assert found == list(range(len(found)))
+
+
+MAINTAINED = 'kind = "delta"\n[pipeline.maintenance]\ninterval = 0.01\n'
+
+
+async def test_upkeep_that_fails_again_and_again_is_a_failing_pipeline(
+    url: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAKE is the error of the upkeep."""
+    await asyncio.to_thread(make_stream, url, name)
+    await asyncio.to_thread(publish, url, numbered(name, 100))
+    may_work = threading.Event()
+    maintain = bulk.TableWriter.maintain
+
+    def failing(writer: bulk.TableWriter, **options: Any) -> None:
+        if not may_work.is_set():
+            raise TableError("the object store refuses deletions")
+        maintain(writer, **options)
+
+    monkeypatch.setattr(bulk.TableWriter, "maintain", failing)
+    addresses: list[str] = []
+    config = read_archive_config(config_of(tmp_path, url, name, target=MAINTAINED))
+    daemon = ArchiveDaemon(config, addresses.append)
+    (state,) = daemon.states
+    task = asyncio.create_task(daemon.run())
+    await until(lambda: state.failures_in_a_row >= 3)
+    assert (state.runs, state.succeeded_at, state.rows) == (0, 0.0, 100)
+    assert (await fetch(addresses[0], "/readyz"))[0] == 503
+    may_work.set()
+    await until(lambda: state.runs > 0)
+    assert (state.failures_in_a_row, state.error) == (0, "")
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await task
+
+
+async def test_no_upkeep_begins_once_the_daemon_stops(
+    url: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await asyncio.to_thread(make_stream, url, name)
+    await asyncio.to_thread(publish, url, numbered(name, 100))
+    maintained = []
+    monkeypatch.setattr(bulk.TableWriter, "maintain", lambda *_, **__: maintained.append(1))
+    has_written, may_end = threading.Event(), threading.Event()
+    write = bulk.to_delta
+
+    def slow(*args: Any, **options: Any) -> Any:
+        done = write(*args, **options)
+        has_written.set()
+        assert may_end.wait(120)
+        return done
+
+    monkeypatch.setattr(bulk, "to_delta", slow)
+    daemon = ArchiveDaemon(read_archive_config(config_of(tmp_path, url, name, target=MAINTAINED)))
+    task = asyncio.create_task(daemon.run())
+    await until(has_written.is_set)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await until(daemon._stopping.is_set)
+    may_end.set()
+    assert await task
+    assert daemon.states[0].rows == 100
+    assert not maintained
 
 
 def test_iceberg_snapshots_expire_and_writers_go_on(url: str, name: str, tmp_path: Path) -> None:
