@@ -234,4 +234,18 @@ def _is_gone(owner: object) -> bool:
     ours = _own_process()
     if not isinstance(owner, list) or len(owner) != len(ours) or not ours or owner[:2] != ours[:2]:
         return False
-    return str(owner[2]).isdecimal() and _process(int(owner[2])) != owner
+    if not str(owner[2]).isdecimal():
+        return False
+    found = _process(int(owner[2]))
+    return found != owner and not (not found and _is_hidden(int(owner[2])))
+
+
+def _is_hidden(pid: int) -> bool:
+    """Return True for a process of another user, which a /proc mounted with ``hidepid`` does not show."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return False
