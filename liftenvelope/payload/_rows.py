@@ -62,10 +62,16 @@ def null_bytes(kind: pa.DataType) -> int:
 
 
 def joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """Return the rows of all batches in one."""
+    """Return the rows of all batches in one.
+
+    Raises:
+        ValueError: A column exceeds the 2 GiB that Arrow's types of text and bytes can hold in one batch.
+    """
     if len(batches) == 1:
         return batches[0]
     found = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
+    if len(found) > 1:
+        raise ValueError("more than 2 GiB in one column")
     return found[0] if found else empty_batch(schema)
 
 

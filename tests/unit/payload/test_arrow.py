@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from pyarrow import ipc
 
 from liftenvelope.errors import UsageError, UsageTypeError
-from liftenvelope.payload import ArrowBatches
+from liftenvelope.payload import ArrowBatches, _rows
+from liftenvelope.payload._arrow import read_batch
 from liftenvelope.payload._ipc import claims_of
 
 ROWS = pa.record_batch({"a": [1, 2, 3], "s": ["x", None, "z"]})
@@ -51,6 +53,29 @@ def test_rows_are_equal_after_a_round_trip(compression: Any) -> None:
     assert len(values) == 1
     found = kind.decoder(values).decode(values)
     assert (found.batches[0].equals(rows), found.bad) == (True, ())
+
+
+class SplitTable:
+    """FAKE: a table that Arrow does not combine into one chunk, as it does with 2 GiB in a column."""
+
+    def __init__(self, batches: list[pa.RecordBatch]) -> None:
+        self.to_batches = lambda: batches
+
+    @classmethod
+    def from_batches(cls, batches: list[pa.RecordBatch], schema: pa.Schema) -> SplitTable:
+        assert batches[0].schema == schema
+        return cls(batches)
+
+    def combine_chunks(self) -> SplitTable:
+        return self
+
+
+def test_message_whose_rows_do_not_fit_into_one_batch_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = pa.py_buffer(message(ROWS, ROWS))
+    assert read_batch(value, ArrowBatches()).num_rows == 6
+    monkeypatch.setattr(_rows, "pa", SimpleNamespace(Table=SplitTable))
+    with pytest.raises(ValueError, match="more than 2 GiB in one column"):  # its reason
+        read_batch(value, ArrowBatches())
 
 
 def test_messages_anywhere_in_the_array_are_read() -> None:
