@@ -66,6 +66,9 @@ class QueryCursors:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._set: Offsets = {}
+        # By partition whose position was not stored: number of that failure.
+        self._failed: dict[tuple[str, int], int] = {}
+        self._failures = 0
         self._label, self._store = _store_of(options)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -79,18 +82,25 @@ class QueryCursors:
     def show(self, offsets: Offsets) -> None:
         """Store the positions after the last offsets that were processed.
 
-        After the first success a failure only warns: it must not end the query.
+        After the first success a failure only warns: it must not end the query. It ends the call, since the
+        query waits for it, and may take as long for each partition. The next call stores the positions in the
+        other partitions first.
 
         Raises:
             OptionError: The servers keep no positions.
         """
         if self._store is None:
             return
-        for part, offset in offsets.items():
-            if offset > 0 and self._set.get(part) != offset:
-                self._show(self._store, part, offset)
+        moved = [part for part, offset in offsets.items() if offset > 0 and self._set.get(part) != offset]
+        for part in sorted(moved, key=lambda one: self._failed.get(one, 0)):
+            if not self._show(self._store, part, offsets[part]):
+                self._failures += 1
+                self._failed[part] = self._failures
+                return
+            self._failed.pop(part, None)
 
-    def _show(self, store: _PositionStore, part: tuple[str, int], offset: int) -> None:
+    def _show(self, store: _PositionStore, part: tuple[str, int], offset: int) -> bool:
+        """Store a position; return False, and warn, if that fails."""
         try:
             store.store(part, offset, None if not self._set else _TIMEOUT)
         except LiftEnvelopeError as exc:
@@ -101,8 +111,9 @@ class QueryCursors:
             text = f"{self._label}: position in {part[0]}[{part[1]}] was not stored: {exc}"
             warnings.warn(text, RuntimeWarning, stacklevel=3)
             store.close()
-        else:
-            self._set[part] = offset
+            return False
+        self._set[part] = offset
+        return True
 
 
 def _store_of(options: SourceOptions) -> tuple[str, _PositionStore | None]:
