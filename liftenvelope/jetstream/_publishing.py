@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
@@ -41,6 +42,9 @@ _CAUSES: Final = (
     "the stream has no leader or its leader is slow or unreachable; "
     "the stream has no_ack=True; a subscriber, but no stream, takes the subject"
 )
+
+#: Most bytes of a command besides its start, headers and payload: token, two sizes, blanks and line ends.
+_FRAMING: Final = 64
 
 #: Kept for retries of a message that no server took (status 503): deadline, start of the command, headers,
 #: payload, retries left, seconds before each. An exact tuple, because a named one costs 0.2 us per publish.
@@ -84,6 +88,10 @@ class Publishing:
     each message in flight by token, until an ack, the deadline or the end of the subscription settles it.
     ``_retries`` holds the messages that wait for a retry. Both count against ``max_outstanding``.
 
+    Invariant: messages are sent in the order of the calls. A message that finds no room waits in ``_line``,
+    and only the first in line looks for room. While the line is not empty (``_in_line``), no message takes
+    the quick path, which would overtake it.
+
     Args:
         api: JetStream API on the user's connection.
         timeout: Default time to wait for an ack, in seconds.
@@ -110,6 +118,10 @@ class Publishing:
         #: Futures of the messages that wait for a retry, by the task that retries.
         self._retries: dict[asyncio.Task[None], PublishFuture] = {}
         self._freed = asyncio.Event()
+        self._line = asyncio.Lock()  # wakes its waiters in the order in which they came
+        self._in_line = 0
+        #: Time when the line last moved: the first in line got a place, or room in the buffer.
+        self._moved = -math.inf
         self._ended: str | None = None
 
     async def publish(
@@ -186,7 +198,9 @@ class Publishing:
         """Publish a message without waiting for the ack, and return the future of the ack.
 
         The call waits only while ``max_outstanding`` messages are without an ack, or while the connection's
-        buffer is full. Messages are sent in the order of the calls. A retried message follows the messages
+        buffer is full. The timeouts of the messages in flight bound the first wait. ``timeout`` bounds the
+        second, and then the wait for the ack. Messages are sent in the order of the calls: a call also waits
+        for those before it. A retried message follows the messages
         that were sent meanwhile, so set ``retry_attempts=0`` if the order matters. The event loop reports a
         failed future that no task awaits. Cancelling a future does not recall its message.
 
@@ -206,7 +220,7 @@ class Publishing:
         seconds = self._ack_timeout if timeout is None else as_seconds("timeout", timeout)
         if retry_attempts != 2 or retry_wait != 0.25:
             _check_retries(retry_attempts, retry_wait)
-        if self._quick is not None:
+        if self._quick is not None and not self._in_line:
             future = self._quick.send(subject, body, block, seconds, retry_attempts, retry_wait)
             if future is not None:
                 return cast(PublishFuture, future)
@@ -220,7 +234,14 @@ class Publishing:
         if size > (limit := max_payload_of(self._nc)):
             raise UsageError(f"the message must be at most {limit} bytes, the server's limit, got {size}")
         head = self._heads.of(subject)
-        await self._room(size, seconds)
+        called = self._loop.time()
+        self._in_line += 1
+        try:
+            async with self._line:
+                await self._room(len(head) + size + _FRAMING, called, seconds)
+        finally:
+            self._in_line -= 1
+        # No await from here to the write: the next in line must find this message in the table.
         future = PublishFuture(loop=self._loop)
         future.subject, future.before = subject, self._nc.last_error
         deadline = self._loop.time() + seconds  # the wait for room does not count
@@ -310,17 +331,25 @@ class Publishing:
         if self._ended is not None:
             raise TransportError(self._ended)
 
-    async def _room(self, size: int, seconds: float) -> None:
-        """Wait until a message of ``size`` bytes may be sent."""
-        deadline = self._loop.time() + seconds
-        while True:
-            while len(self._table) + len(self._retries) >= self.max_outstanding:
-                # Bounded by the timeouts of the messages in flight.
-                await self._until_freed()
+    async def _room(self, size: int, called: float, seconds: float) -> None:
+        """Wait until the first in line may be sent.
+
+        Args:
+            size: Bytes of the command, at most.
+            called: Time of the call.
+            seconds: Longest wait for room in the buffer, from the call or the time when the line last moved.
+                So the wait for a place does not count, and messages that wait for the same full buffer fail
+                together, not one after the other.
+        """
+        while len(self._table) + len(self._retries) >= self.max_outstanding:
+            # Bounded by the timeouts of the messages in flight.
+            await self._until_freed()
+            self._moved = self._loop.time()
+        self._check_open()
+        if not self._link.fits(size):
+            await self._link.room(size, max(called, self._moved) + seconds)
             self._check_open()
-            if self._link.fits(size):
-                return
-            await self._link.room(size, deadline)
+        self._moved = self._loop.time()
 
     async def _publish_slowly(self, subject: str, token: str, body: bytes, block: bytes) -> None:
         """Publish by nats-py's public method, for versions whose private names are unknown."""
@@ -376,7 +405,9 @@ class Publishing:
         deadline, head, block, body, attempts, wait = future.kept
         future.kept = (deadline, head, block, body, attempts - 1, wait)
         try:
-            await self._write(future, deadline, head, block, body)
+            await self._link.room(len(head) + len(block) + len(body) + _FRAMING, deadline)
+            if not future.done():
+                await self._write(future, deadline, head, block, body)
         except TransportError as exc:
             text = f"the message on {future.subject!r} is not stored: no server took it, and then {exc}"
             self._fail(future, TransportError(text))

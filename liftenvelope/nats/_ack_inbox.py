@@ -21,7 +21,7 @@ from liftenvelope.nats._outcomes import failure_of, outcome_of
 from liftenvelope.nats.expiry import ExpiryTimer
 from liftenvelope.nats.link import Link, max_payload_of
 from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
-from liftenvelope.nats.subjects import CommandHeads, publish_subject
+from liftenvelope.nats.subjects import CommandHeads, framed, publish_subject
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -236,7 +236,7 @@ class AckInbox:
                 raise EnvelopeTooLargeError(f"the envelope must be at most {limit} bytes, got {len(payload)}")
             future.sent, future.subject = False, subject
             is_full = self._outbox or self._outstanding >= self.max_outstanding
-            if is_full or not self._write(future, head, payload):
+            if is_full or not self._write(future, framed(head, payload), len(payload)):
                 self._queue(future, subject, payload)
         except BaseException:
             self._pending.cancel(future.correlation_id)
@@ -342,11 +342,10 @@ class AckInbox:
         if self._ended is not None:
             raise TransportError(self._ended)
 
-    def _write(self, future: AckFuture, head: bytes, payload: bytes) -> bool:
+    def _write(self, future: AckFuture, frame: bytes, size: int) -> bool:
         """Buffer an envelope; return False if there is no room, or if the link is not direct."""
-        frame, size = b"%b%d\r\n%b\r\n" % (head, len(payload), payload), len(payload)
         if not self._link.offer(frame, size):
-            if not self._link.direct or not self._link.fits(size):
+            if not self._link.direct or not self._link.fits(len(frame)):
                 return False
             self._link.write(frame, 1, size)  # the connection is down, and buffers
         self._claim(future)
@@ -373,11 +372,12 @@ class AckInbox:
         self._wake()
 
     async def _send_one(self, future: AckFuture, subject: str, payload: bytes) -> None:
+        frame = framed(self._heads.of(subject), payload)
         try:
-            await self._link.room(len(payload), float("inf"))
+            await self._link.room(len(frame), float("inf"))
             if future.done():
                 return
-            if not self._write(future, self._heads.of(subject), payload):
+            if not self._write(future, frame, len(payload)):
                 self._claim(future)
                 await self._link.publish(subject, payload)
         except TransportError as error:

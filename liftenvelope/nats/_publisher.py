@@ -15,7 +15,7 @@ from liftenvelope.nats._batch_acks import BatchAcks
 from liftenvelope.nats._batch_run import BatchRun
 from liftenvelope.nats._batches import BatchRows
 from liftenvelope.nats.link import Link
-from liftenvelope.nats.subjects import publish_subject
+from liftenvelope.nats.subjects import framed, publish_subject
 from liftenvelope.partition import Partitioner, make_partitioner, partition_subject
 from liftenvelope.types import as_request_policy
 
@@ -185,12 +185,13 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
         link, size = self._link, len(payload)
         if size > link.max_payload:
             raise EnvelopeTooLargeError(f"the envelope must be at most {link.max_payload} bytes, got {size}")
-        if not link.fits(size):
-            await link.room(size, self._deadline(timeout))
+        frame = framed(self._heads[chosen], payload)
+        if not link.fits(len(frame)):
+            await link.room(len(frame), self._deadline(timeout))
         if self._unflushed is None:
             self._unflushed = link.epoch
         if link.direct:
-            link.write(b"%b%d\r\n%b\r\n" % (self._heads[chosen], size, payload), 1, size)
+            link.write(frame, 1, size)
         else:
             await link.publish(self._subjects[chosen].decode(), payload)
 

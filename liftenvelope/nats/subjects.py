@@ -82,6 +82,11 @@ class CommandHeads:
         return head
 
 
+def framed(head: bytes, payload: bytes) -> bytes:
+    """Return the complete command that publishes a payload. ``head`` is that of :class:`CommandHeads`."""
+    return b"%b%d\r\n%b\r\n" % (head, len(payload), payload)
+
+
 def check_inbox_prefix(prefix: str) -> str:
     """Return an inbox prefix if it is valid.
 

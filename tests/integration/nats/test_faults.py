@@ -13,7 +13,7 @@ from nats.aio.client import Client
 
 import liftenvelope
 from liftenvelope import bulk
-from liftenvelope.envelope import Ack, AckPolicy
+from liftenvelope.envelope import Ack, AckPolicy, new_message
 from liftenvelope.errors import AckTimeoutError, TransportError
 from liftenvelope.jetstream.message import Message, Recorder
 from liftenvelope.nats import AckInbox, BatchAcks, BatchSummary, EnvelopePublisher
@@ -278,3 +278,49 @@ async def test_batches_that_wait_for_the_buffer_keep_max_outstanding(monkeypatch
         await inbox.close()
         await nc.close()
     assert max(peaks) <= 2000
+
+
+@pytest.mark.parametrize("how", ["at once", "queued", "without an inbox"])
+async def test_envelope_that_fits_without_its_subject_waits_for_the_reconnect(name: str, how: str) -> None:
+    """The whole command must fit into the buffer: such an envelope was refused at once."""
+    with run_nats_server() as server, FaultProxy(server.url) as proxy:
+        observer = await connect(server.url)
+        arrived = await observer.subscribe(name)
+        await handled(observer)
+        nc = await connect(f"nats://{proxy.address}", pending_size=4_000)
+        async with AckInbox(nc, timeout=120, max_outstanding=1) as inbox:
+            proxy.refuse()
+            proxy.cut()
+            await until(lambda: not nc.is_connected)
+            first = inbox.publish_nowait(name, b"", timeout=1) if how == "queued" else None
+            options: Any = {"correlation_id": "a"}
+            payload = new_message(bytes(1_000), **options)
+            if how != "without an inbox":
+                options["timeout"] = 60
+                payload = new_message(bytes(1_000), ack_inbox=inbox.subject, correlation_id="a")
+            filler = 4_000 - nc.pending_data_size - len(payload) - len(name)
+            await nc.publish("filler", bytes(filler - len("PUB filler  1000\r\n\r\n")))
+            assert len(payload) < 4_000 - nc.pending_data_size < len(f"PUB {name}") + len(payload)
+            if how == "without an inbox":
+                publisher = EnvelopePublisher(nc, name, timeout=120)
+                waiting: asyncio.Future[Any] = asyncio.create_task(publisher.publish(bytes(1_000), **options))
+            else:
+                waiting = inbox.publish_nowait(name, bytes(1_000), **options)
+            if first is not None:
+                with pytest.raises(AckTimeoutError):
+                    await first
+                assert (await arrived_later(nc, proxy, arrived, 2))[-1] == payload
+            else:
+                await asyncio.sleep(0)
+                assert not waiting.done()
+                assert await arrived_later(nc, proxy, arrived, 1) == [payload]
+            waiting.cancel()
+        await nc.close()
+        await observer.close()
+
+
+async def arrived_later(nc: Client, proxy: FaultProxy, arrived: Any, count: int) -> list[bytes]:
+    """Restore the connection, and return the next messages of a subscription."""
+    proxy.accept()
+    await until(lambda: nc.is_connected)
+    return [(await arrived.next_msg(timeout=60)).data for _ in range(count)]
