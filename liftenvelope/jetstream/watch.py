@@ -6,6 +6,7 @@ nats-py reports these only to the callbacks of the connection's owner, so this m
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary, ref
 
@@ -44,21 +45,34 @@ def reason_of(nc: Any) -> str:
     return "the NATS connection is being drained" if nc.is_draining or nc.is_draining_pubs else ""
 
 
+#: State of a connection: number of reconnects, whether it is up, and why it delivers nothing more.
+_State = tuple[int, bool, str]
+
+
+@dataclass(slots=True)
+class _Registered:
+    """A listener, and the last state of the connection that it knows."""
+
+    listener: ConnectionListener
+    known: _State
+
+
 class ConnectionWatch:
-    """Polls one connection while at least one listener is registered."""
+    """Polls one connection while at least one listener is registered.
+
+    A listener hears of every change after its registration, and of none before: a fetch that begins after a
+    reconnect, and before the poll that notices it, would pull twice.
+    """
 
     def __init__(self, nc: Client) -> None:
         self._nc: Any = nc
-        self._listeners: dict[int, ConnectionListener] = {}
+        self._listeners: dict[int, _Registered] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._eager = 0
-        self._seen = self._state()
 
     def add(self, listener: ConnectionListener) -> None:
         """Register a listener."""
-        if not self._listeners:
-            self._seen = self._state()
-        self._listeners[id(listener)] = listener
+        self._listeners[id(listener)] = _Registered(listener, self._state())
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LOOK, self._look)
 
@@ -87,7 +101,7 @@ class ConnectionWatch:
         """Unregister a listener."""
         self._listeners.pop(id(listener), None)
 
-    def _state(self) -> tuple[int, bool, str]:
+    def _state(self) -> _State:
         nc = self._nc
         return int(nc.stats["reconnects"]), bool(nc.is_connected), reason_of(nc)
 
@@ -97,17 +111,17 @@ class ConnectionWatch:
             self._forget_parser()
             return
         self._timer = asyncio.get_running_loop().call_later(self._pause(), self._look)
-        before, now = self._seen, self._state()
-        if now == before:
-            return
-        self._seen = now
-        for listener in list(self._listeners.values()):
+        now = self._state()
+        for registered in list(self._listeners.values()):
+            if registered.known == now:
+                continue
+            registered.known = now
             if now[2]:
-                listener.gone(now[2])
+                registered.listener.gone(now[2])
             elif not now[1]:
-                listener.lost()
+                registered.listener.lost()
             else:
-                listener.restored()
+                registered.listener.restored()
 
 
 # Weak keys and values: a watch references its connection, and only listeners keep a watch alive.

@@ -10,7 +10,7 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope.errors import CallTimeoutError, TransportError
-from liftenvelope.jetstream import JetStream
+from liftenvelope.jetstream import JetStream, watch
 from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream.api import Api
 from liftenvelope.nats import accelerate
@@ -124,6 +124,29 @@ async def test_the_rest_is_pulled_for_the_rest_of_the_time(far: Far, bench: Benc
     assert second["expires"] < 20_000_000_000
     # Half of the time must be left for a heartbeat, or the server refuses the pull.
     assert ("idle_heartbeat" in first, "idle_heartbeat" in second) == (True, False)
+
+
+async def test_fetch_that_begins_before_a_reconnect_is_noticed_pulls_once(
+    far: Far, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The poll told it of a reconnect that came before its pull, if another listener had begun before."""
+    monkeypatch.setattr(watch, "_LOOK", 3_600.0)  # polled by hand below
+    consumer, other = await far.bench.consumer(), await far.bench.consumer("other")
+    connection = watch.watch_of(far.bench.nc)
+    async with pulling.Wire(bench.nc, consumer.pull_subject) as wire:
+        listening = asyncio.create_task(other.fetch(1, expires=60))
+        await until_pulled(Consumer(bench.api, other.cached_info))
+        await far.go_offline()
+        await far.go_online()
+        fetching = asyncio.create_task(consumer.fetch(1, expires=60))
+        near = Consumer(bench.api, consumer.cached_info)
+        await until_pulled(near)
+        connection._look()
+        await until_pulled(Consumer(bench.api, other.cached_info))  # which has lost its pull
+        await bench.publish(numbered(1))
+        assert [message.data for message in await fetching] == [b"0"]
+        assert [message.data for message in await listening] == [b"0"]
+        assert len(wire.pulls()) == 1
 
 
 async def test_a_busy_loop_is_no_silent_server(bench: Bench) -> None:
