@@ -43,6 +43,8 @@ class OrderedConsumer:
         deliver_policy: Start position. Default: the first message. With LAST_PER_SUBJECT, a consumer that is
             created after a loss delivers every later message, also those that newer ones on their subjects
             replaced: the last message of each subject still comes last, and none stored meanwhile is lost.
+            If it was lost before its first message, the next one begins with the last messages of that time:
+            those that newer ones on their subjects replaced meanwhile are not delivered.
         opt_start_seq: First sequence, for BY_START_SEQUENCE.
         opt_start_time: Start time, for BY_START_TIME, with a time zone.
         headers_only: Omit the payloads. Default false.

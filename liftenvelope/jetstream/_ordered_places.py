@@ -34,9 +34,9 @@ class OrderedPlaces:
         self._nc: Any = api.nc
         self._stream = stream
         self._config = config
-        #: Policy NEW only: last stream sequence when the first consumer was created. Later consumers start
-        #: after that sequence too. Otherwise they would skip messages stored between the two creations.
-        self._newest: int | None = None
+        #: Policies NEW and LAST only: stream sequence after which the first consumer started. Later consumers
+        #: start after that sequence too. Otherwise they would skip messages stored between the two creations.
+        self._began: int | None = None
 
     async def make(self, sequence: int, *, timeout: float | None = None) -> Consumer:
         """Create a consumer.
@@ -52,17 +52,17 @@ class OrderedPlaces:
         """
         name = secrets.token_hex(8)
         config = replace(self._config, name=name)
-        if sequence or self._newest is not None:
+        if sequence or self._began is not None:
             config = replace(
                 config,
                 deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-                opt_start_seq=max(sequence, self._newest or 0) + 1,
+                opt_start_seq=max(sequence, self._began or 0) + 1,
                 opt_start_time=None,
             )
         creating = put_consumer(self._api, self._stream, config, "create", timeout=timeout)
         info = await created_or_removed(creating, partial(self._remove, name))
-        if config.deliver_policy is DeliverPolicy.NEW:
-            self._newest = info.delivered.stream_seq
+        if config.deliver_policy in (DeliverPolicy.NEW, DeliverPolicy.LAST):
+            self._began = info.delivered.stream_seq
         return Consumer(self._api, info)
 
     def forget(self, consumer: Consumer | None) -> None:

@@ -102,6 +102,32 @@ class TestOrdered:
                 found.append((await messages.next(timeout=20)).data)
         assert found in ([b"1", b"2", b"3", b"4"], [b"2", b"3", b"4"])  # one may have been on its way
 
+    @pytest.mark.parametrize("subjects", [(), ("a", "b"), ("b",)])
+    async def test_last_skips_nothing_if_the_first_fetch_is_cancelled(
+        self, bench: Bench, subjects: tuple[str, ...]
+    ) -> None:
+        """The next consumer begins where the first one did, although another message is the last now."""
+        await bench.publish(numbered(3))
+        consumer = OrderedConsumer(
+            bench.api,
+            bench.name,
+            filter_subjects=[f"{bench.name}.{subject}" for subject in subjects],
+            deliver_policy=DeliverPolicy.LAST,
+        )
+        fetching = asyncio.create_task(consumer.fetch(5, expires=60))
+        async with asyncio.timeout(60):
+            while not (await self.infos(bench) or [{}])[0].get("num_waiting"):
+                await asyncio.sleep(0.01)
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        await bench.publish(numbered(2, 3), subject="b")
+        expected = numbered(2, 3) if subjects == ("b",) else numbered(3, 2)
+        assert [message.data for message in await consumer.fetch(len(expected), expires=20)] == expected
+
+    async def infos(self, bench: Bench) -> list[dict[str, Any]]:
+        return list((await bench.api.request(f"CONSUMER.LIST.{bench.name}"))["consumers"] or [])
+
     async def test_consume_stop_and_drain(self, bench: Bench) -> None:
         await bench.publish(numbered(100))
         seen: list[bytes] = []
