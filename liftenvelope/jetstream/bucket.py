@@ -34,6 +34,10 @@ _BATCH: Final = 500
 #: Size limit of one reply. The server's own limit is ``max_pending``, 64 MiB by default. The server closes a
 #: connection with so many unread bytes as a slow consumer.
 _BATCH_BYTES: Final = 4 * 1024 * 1024
+#: Start of the server's description if no subject of a request has a message.
+_NO_RESULTS: Final = "No Results"
+#: Requests in a row that a write may end before their first message.
+_ATTEMPTS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +204,9 @@ class Bucket:
 
         Args:
             keys: Filter with the wildcards of NATS, such as ``group.>``.
+
+        Raises:
+            MessageNotFoundError: Writes to the keys came between ten requests and their replies.
         """
         return await self.last((await self.keys(keys))[0])
 
@@ -210,6 +217,9 @@ class Bucket:
 
         Args:
             keys: Names of the keys, without wildcards.
+
+        Raises:
+            MessageNotFoundError: As for :meth:`entries`.
         """
         subjects = [self._prefix + key for key in keys]
         found: list[BucketEntry] = []
@@ -222,21 +232,31 @@ class Bucket:
         """Read the last message of each subject; leave out the subjects that have none any more.
 
         The server ends a reply at its size limit. ``pending`` of the last message then tells that more
-        messages match.
+        messages match. It also ends a reply, with "Message Not Found", at a message that a write has replaced
+        since it looked the messages up.
+
+        Raises:
+            MessageNotFoundError: Writes ended each of ten requests before the first message.
         """
         stream = await self.handle()
         left = dict.fromkeys(subjects)
         found: list[StoredMessage] = []
+        fruitless = 0
         while left:
-            messages = stream.get_last_messages(list(left), max_bytes=_BATCH_BYTES)
+            before, pending = len(found), 0
             try:
-                reply = [message async for message in messages]
-            except MessageNotFoundError:
-                break  # all expired meanwhile
-            found += reply
-            for message in reply:
-                left.pop(message.subject, None)
-            if not reply[-1].pending:
+                async for message in stream.get_last_messages(list(left), max_bytes=_BATCH_BYTES):
+                    found.append(message)
+                    left.pop(message.subject, None)
+                    pending = message.pending or 0
+            except MessageNotFoundError as exc:
+                if exc.description.startswith(_NO_RESULTS):
+                    break  # all expired meanwhile
+                fruitless = 0 if len(found) > before else fruitless + 1
+                if fruitless == _ATTEMPTS:
+                    raise
+                continue
+            if not pending:
                 break
         return found
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from liftenvelope.errors import StreamNotFoundError, UsageError, WrongLastSequenceError
+from liftenvelope.errors import MessageNotFoundError, StreamNotFoundError, UsageError, WrongLastSequenceError
 from liftenvelope.jetstream import DiscardPolicy, JetStream, StorageType, StreamConfig
 from liftenvelope.jetstream.bucket import Bucket, BucketEntry
 from liftenvelope.testing import NatsServer, run_nats_server
@@ -199,6 +200,77 @@ async def test_entries_of_more_keys_than_one_request_may_name(bucket: Bucket) ->
     expected = {f"k.{number}": b"%d" % number for number in range(1_100)}
     await asyncio.gather(*(bucket.put(key, value) for key, value in expected.items()))
     assert {entry.key: entry.value for entry in await bucket.entries("k.*")} == expected
+
+
+class CutReplies:
+    """FAKE: cuts replies to reads of many keys, as the server does at a message that a write has replaced.
+
+    It serves the API of the domain ``cut`` and passes requests on to JetStream.
+
+    Args:
+        nc: Connection.
+        lengths: Messages to let through of each reply, in order. Later replies are whole.
+    """
+
+    def __init__(self, nc: Client, lengths: list[int]) -> None:
+        self.nc = nc
+        self.lengths = lengths
+        self.asked: list[int] = []
+
+    async def start(self) -> None:
+        await self.nc.subscribe("$JS.cut.API.>", cb=self.answer)
+
+    async def answer(self, request: Msg) -> None:
+        subject = request.subject.replace("$JS.cut.", "$JS.")
+        if ".DIRECT.GET." not in subject:
+            await request.respond((await self.nc.request(subject, request.data, timeout=60)).data)
+            return
+        self.asked.append(len(json.loads(request.data)["multi_last"]))
+        left = self.lengths.pop(0) if self.lengths else -1
+        replies = await self.nc.subscribe(inbox := self.nc.new_inbox())
+        await self.nc.publish(subject, request.data, reply=inbox)
+        while left and (message := await replies.next_msg(timeout=60)).headers:
+            await self.nc.publish(request.reply, message.data, headers=message.headers)
+            if "Status" in message.headers:
+                break
+            left -= 1
+        else:
+            not_found = {"Status": "404", "Description": "Message Not Found"}
+            await self.nc.publish(request.reply, headers=not_found)
+        await replies.unsubscribe()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "asked"), [([3, 0, 2], [10, 7, 7, 5]), ([0] * 9, [10] * 10), ([9, 1], [10, 1])]
+)
+async def test_entries_are_whole_though_writes_cut_replies(
+    bucket: Bucket, nc: Client, lengths: list[int], asked: list[int]
+) -> None:
+    """A reply that ended early counted as one for keys that have all expired."""
+    replies = CutReplies(nc, lengths)
+    await replies.start()
+    expected = {f"k.{number}": b"%d" % number for number in range(10)}
+    for key, value in expected.items():
+        await bucket.put(key, value)
+    async with JetStream(nc, domain="cut", timeout=60) as js:
+        assert {entry.key: entry.value for entry in await Bucket(js, bucket.name).entries("k.*")} == expected
+        assert replies.asked == asked
+
+
+async def test_entries_raise_if_writes_cut_every_reply_before_its_first_message(
+    bucket: Bucket, nc: Client
+) -> None:
+    replies = CutReplies(nc, [0] * 100)
+    await replies.start()
+    await bucket.put("a", b"1")
+    async with JetStream(nc, domain="cut", timeout=60) as js:
+        with pytest.raises(MessageNotFoundError):
+            await Bucket(js, bucket.name).entries(">")
+    assert len(replies.asked) == 10
+
+
+async def test_keys_that_have_all_expired_are_left_out(bucket: Bucket) -> None:
+    assert await bucket.last(["a", "b"]) == []
 
 
 # Other clients, and permissions
