@@ -1,4 +1,4 @@
-"""Log lines of the events of consumptions."""
+"""Log lines of consumptions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from liftenvelope._logs import event_logger, log_event
+from liftenvelope._secrets import without_secrets
 from liftenvelope.jetstream._events import (
     Disconnected,
     LeadershipChanged,
@@ -24,7 +25,7 @@ from liftenvelope.jetstream._events import (
     Unpinned,
 )
 
-__all__ = ["log_pull_event"]
+__all__ = ["log_pull_event", "log_unsent_ack"]
 
 _log: Final = event_logger("jetstream")
 _LINES: Final[Mapping[type, tuple[int, str]]] = {
@@ -68,3 +69,14 @@ def log_pull_event(event: PullEvent, consumer: str) -> None:
         consumer: Name of the consumer with its stream, such as ``ORDERS/packing``.
     """
     log_event(_log, _LINES, event, consumer=consumer)
+
+
+def log_unsent_ack(reply: str, error: BaseException) -> None:
+    """Log an ack that nats-py refused after ``ack`` had returned.
+
+    Args:
+        reply: Reply subject of the message.
+        error: Error of nats-py.
+    """
+    told = {"reply": reply, "error": without_secrets(error)}
+    _log.warning("the ack to %(reply)s was not sent: %(error)s", told, extra=told)

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope import envelope as codec
 from liftenvelope._checks import as_seconds, as_text
 from liftenvelope._native import frames
-from liftenvelope.errors import UsageError
+from liftenvelope.errors import TransportError, UsageError
+from liftenvelope.jetstream._event_log import log_unsent_ack
 from liftenvelope.jetstream._records import to_ns
 from liftenvelope.nats.headers import Headers, headers_of
 from liftenvelope.nats.link import Link
@@ -73,7 +75,16 @@ class AckSender:
         self._link.check_open()
         task = asyncio.ensure_future(self._link.publish(message.reply, payload))
         self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        task.add_done_callback(partial(self._sent, message.reply))
+
+    def _sent(self, reply: str, task: asyncio.Task[None]) -> None:
+        self._sending.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log_unsent_ack(reply, error)
+
+    def check_open(self) -> None:
+        """Raise TransportError if no ack can be sent any more: the connection is closed or draining."""
+        self._link.check_open()
 
     async def send_and_wait(self, reply: str, payload: bytes, timeout: float | None) -> None:
         """Publish an ack and wait until the server confirms it."""
@@ -101,6 +112,9 @@ class Recorder(AckSender):
         """Record an ack and return at once."""
         del timeout
         self.sent.append((reply, payload))
+
+    def check_open(self) -> None:
+        """Do nothing: acks can always be recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +387,8 @@ class Message(frames.Delivered):
     async def auto_ack_progress(self, every: float = 10.0) -> AsyncIterator[None]:
         """Call :meth:`in_progress` periodically while the body of an ``async with`` runs.
 
+        A call is left out while the connection is down and its buffer is full.
+
         Args:
             every: Seconds between two calls; less than the consumer's ``ack_wait``. Default 10.
 
@@ -399,10 +415,14 @@ class Message(frames.Delivered):
             repeating.result()
 
     async def _repeat_progress(self, every: float) -> None:
-        while not self._acked:
+        while True:
             await asyncio.sleep(every)
-            if not self._acked:
+            if self._acked:
+                return
+            try:
                 self.in_progress()
+            except TransportError:
+                self._acks.check_open()
 
     def _finish(self, payload: bytes) -> None:
         if not self._is_open:

@@ -13,6 +13,7 @@ from liftenvelope.errors import CallTimeoutError, TransportError
 from liftenvelope.jetstream import JetStream, watch
 from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream.api import Api
+from liftenvelope.jetstream.message import Message
 from liftenvelope.nats import accelerate
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect, until
@@ -159,6 +160,43 @@ async def test_a_busy_loop_is_no_silent_server(bench: Bench) -> None:
     while loop.time() < end:  # blocks the loop, beyond the time-out and the grace after it
         pass
     assert await fetching == []
+
+
+async def test_progress_acks_go_on_after_the_buffer_was_full(
+    jetstream_server: NatsServer, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one that failed was raised after the body had succeeded, and ended a consumption."""
+    await bench.publish(numbered(1))
+    with FaultProxy(jetstream_server.address) as proxy:
+        nc = await connect(f"nats://{proxy.address}", pending_size=1_000)
+        far = Far(proxy, Bench(nc, bench.name))
+        message = await (await far.bench.consumer()).next(timeout=60)
+        send, outcomes = message._acks.send, list[bool]()
+
+        def noted(message: Message, payload: bytes) -> None:
+            outcomes.append(False)
+            send(message, payload)
+            outcomes[-1] = True
+
+        monkeypatch.setattr(message._acks, "send", noted)
+        async with pulling.Wire(bench.nc, message.reply) as wire:
+            async with message.auto_ack_progress(0.05):
+                await far.go_offline()
+                await nc.publish("filler", bytes(1_000 - nc.pending_data_size - 30))
+                await until(lambda: False in outcomes)
+                await far.go_online()
+            async with message.auto_ack_progress(0.05):
+                await until(lambda: wire.payloads)
+        assert wire.payloads[0] == b"+WPI"
+
+        async def close() -> None:
+            async with message.auto_ack_progress(0.05):
+                outcomes.clear()
+                await nc.close()
+                await until(lambda: False in outcomes)
+
+        with pytest.raises(TransportError, match="closed"):
+            await close()
 
 
 class TestRequests:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import re
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from liftenvelope.client import ClientEvent
 from liftenvelope.errors import TransportError
 from liftenvelope.gateway import Gateway
 from liftenvelope.group import Coordinator, GroupConsumer, JetStreamTopic
-from liftenvelope.jetstream import JetStream, StreamConfig
+from liftenvelope.jetstream import ConsumerConfig, JetStream, StreamConfig
 from liftenvelope.nats import AckInbox
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect, until
@@ -143,6 +144,26 @@ async def test_ack_inbox_without_pending_acks_warns_of_nothing(
     assert [one.levelno for one in caplog.records if one.message == line] == [logging.INFO]
     with suppress(TransportError):
         await inbox.close()
+
+
+async def test_ack_that_nats_py_refuses_after_the_call(
+    jetstream_server: NatsServer, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only without access to the inside of nats-py: the ack is sent by a task then."""
+    nc = await connect(jetstream_server.url)
+    js = JetStream(nc, timeout=60)
+    stream = await js.create_stream(StreamConfig(name=name))
+    await js.publish(name)
+    message = await (await stream.create_consumer(ConsumerConfig(name="packing"))).next(timeout=60)
+    message._acks._link.direct = False
+    message.ack()
+    await nc.close()
+    await until(lambda: not message._acks._sending)
+    assert f"the ack to {message.reply} was not sent: nats-py could not publish" in caplog.text
+    gc.collect()  # asyncio reports the exception of a task that nobody has retrieved
+    nc = await connect(jetstream_server.url)
+    await JetStream(nc).delete_stream(name)
+    await nc.close()
 
 
 def test_bulk_read_and_write_that_go_on(
