@@ -147,9 +147,9 @@ class OrderedFetches:
         while True:
             into.error = None
             try:
-                if await self._fill_on(amount, into, deadline):
+                if await self._fill_on(amount, into, deadline) or loop.time() >= deadline:
                     return into
-                continue
+                continue  # at once: a gap, or a reconnect
             except _PASSING as exc:
                 self._leave()
                 into.error = exc

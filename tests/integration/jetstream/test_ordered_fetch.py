@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from itertools import count
 from typing import Any
@@ -17,7 +18,10 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
-from liftenvelope.jetstream import DeliverPolicy, OrderedConsumer, Stream
+from liftenvelope.jetstream import Batch, DeliverPolicy, OrderedConsumer, Stream
+from liftenvelope.jetstream._consumer import Consumer
+from liftenvelope.jetstream._ordered_fetch import _OrderedReader
+from liftenvelope.jetstream._ordered_places import OrderedPlaces
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from tests.integration.conftest import connect, until
 
@@ -270,6 +274,33 @@ async def test_what_comes_before_a_new_consumer_is_not_skipped(bench: Bench, str
         await bench.publish(numbered(2, 3))
         assert [(await messages.next(timeout=20)).data for _ in range(2)] == numbered(2, 3)
     assert await data_of(ordered.fetch(2, expires=20)) == numbered(2, 3)
+
+
+async def test_fetch_ends_at_its_deadline_though_each_batch_has_a_gap(
+    bench: Bench, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Injected: a gap that is found after the deadline. Another consumer was made then."""
+    await bench.publish(numbered(1))
+    ordered = stream.ordered_consumer()
+    with monkeypatch.context() as patch:
+        make, made = OrderedPlaces.make, list[int]()
+
+        def find_gap(reader: Any, batch: Batch, into: Batch) -> bool:
+            assert batch
+            assert made == [0]
+            time.sleep(3.1)  # until the deadline has passed
+            return False
+
+        patch.setattr(_OrderedReader, "take", find_gap)
+
+        async def counted(places: OrderedPlaces, sequence: int, **options: Any) -> Consumer:
+            made.append(sequence)
+            return await make(places, sequence, **options)
+
+        patch.setattr(OrderedPlaces, "make", counted)
+        assert await ordered.fetch(1, expires=3) == []
+        assert made == [0]
+    assert await data_of(ordered.fetch(1, expires=20)) == [b"0"]
 
 
 async def test_fetches_cancelled_while_they_start_leave_no_consumers(stream: Stream) -> None:
