@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from liftenvelope.errors import MessageNotFoundError
 from liftenvelope.jetstream._consumer_config import AckPolicy, ConsumerConfig, DeliverPolicy
+from liftenvelope.jetstream.api import natural
 from liftenvelope.jetstream.lagging import LeaderSearch
 
 if TYPE_CHECKING:
@@ -89,15 +90,19 @@ async def is_stored(api: Api, stream: str, first: int, last: int) -> bool:
 
     Raises:
         JetStreamError, CallTimeoutError, TransportError: JetStream did not answer, or refused the request.
+        ServerProtocolError: The answer makes no sense.
     """
     if first > last:
         return False
     request = {"seq": first, "next_by_subj": ">"}
     try:
-        answer = await api.request(f"STREAM.MSG.GET.{stream}", request)
+        return await api.request_as(_sequence_of, f"STREAM.MSG.GET.{stream}", request) <= last
     except MessageNotFoundError:
         return False
-    return int(answer["message"]["seq"]) <= last
+
+
+def _sequence_of(answer: dict[str, Any]) -> int:
+    return natural(answer["message"]["seq"])
 
 
 def _server_of(cluster: ClusterInfo | None) -> str:

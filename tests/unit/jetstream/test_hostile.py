@@ -22,6 +22,7 @@ from liftenvelope.group._store import GroupStore
 from liftenvelope.jetstream import Batch, ConsumerConfig, JetStream, StreamConfig, listing
 from liftenvelope.jetstream._stream import Stream
 from liftenvelope.jetstream.bucket import Bucket
+from liftenvelope.jetstream.counting import is_stored
 from liftenvelope.jetstream.infos import ConsumerInfo, StreamInfo
 from tests.unit.bulk.test_hostile import ANSWERS
 from tests.unit.hostile_nats import CONSUMER_INFO, STREAM_INFO, FakeNats, Script, msg, status, usual
@@ -75,6 +76,7 @@ CALLS: dict[str, Callable[[JetStream], Awaitable[object]]] = {
     "get_message": lambda js: stored(js, sequence=1),
     "get_message direct": lambda js: stored(js, sequence=1, direct=True),
     "publish": lambda js: js.publish("s", b"x"),
+    "is_stored": lambda js: is_stored(js.api, "S", 1, 2),
     "bucket": lambda js: Bucket(js, "bucket").create(),
     "bucket get": lambda js: Bucket(js, "bucket").get("a"),
     "bucket entries": lambda js: Bucket(js, "bucket").entries(">"),
