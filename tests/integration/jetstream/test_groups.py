@@ -288,7 +288,8 @@ class TestPinned:
                     proxy.stall()
                 await bench.publish(numbered(3, 3))
                 await until(lambda: set(standby.seen) == set(numbered(3, 3)))
-                assert len(standby.pins) == 1
+                # More than one pin, if the standby itself stands still for longer than the timeout.
+                assert standby.pins
             pinned.stop(unpin=False)
             await far_nc.close()
 

@@ -299,12 +299,14 @@ async def test_reader_with_short_timeouts_goes_on_after_an_outage(name: str) -> 
         nc = await connect(server.url)
         bench = await Bench(nc, name).create()
         await bench.publish(numbered(2))
-        consumer = OrderedConsumer(Api(nc, timeout=1), name)
+        api = Api(nc, timeout=20)
+        consumer = OrderedConsumer(api, name)
         async with consumer.messages(expires=1, idle_heartbeat=0.5) as messages:
             got = [(await messages.next(timeout=20)).data]
             for each in await consumers_of(bench):
                 await bench.api.request(f"CONSUMER.DELETE.{name}.{each}")
             got.append((await messages.next(timeout=20)).data)
+            api.timeout = 1.0
             assert server.pid is not None
             freeze(server.pid)
             try:

@@ -114,18 +114,17 @@ async def test_several_tasks_share_the_buffer(bench: Bench) -> None:
     found: list[bytes] = []
 
     async def work() -> None:
-        while len(found) < 100:
-            try:
-                message = await consumer.next(timeout=2, prefetch=8)
-            except CallTimeoutError:
-                return
+        while True:
+            message = await consumer.next(timeout=240, prefetch=8)
             found.append(message.data)
             message.ack()
             await asyncio.sleep(0)
 
     async with asyncio.TaskGroup() as tasks:
-        for _ in range(5):
-            tasks.create_task(work())
+        workers = [tasks.create_task(work()) for _ in range(5)]
+        await until(lambda: len(found) >= 100)
+        for worker in workers:
+            worker.cancel()
     assert found == numbered(100)
 
 

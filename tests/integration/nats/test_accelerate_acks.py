@@ -90,7 +90,7 @@ async def test_acks_around_a_lost_connection(name: str, cut_at: int) -> None:
         cluster.create_stream(name)
         client = await connect(f"nats://{proxy.address}")
         accelerate(client)
-        async with AckInbox(client, timeout=2.0) as inbox:
+        async with AckInbox(client, timeout=60) as inbox:
             proxy.truncate(cut_at)
             publisher = EnvelopePublisher(client, name, inbox=inbox, timeout=2.0)
             summary = await (await publisher.publish_batch([b"x"] * 500))
