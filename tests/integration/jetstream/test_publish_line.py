@@ -104,6 +104,24 @@ async def test_cancelled_publish_leaves_the_line(nc: Client, name: str) -> None:
         await js.delete_stream(name)
 
 
+@pytest.mark.parametrize("what", ["context", "connection"])
+async def test_close_ends_all_waiting_publishes(jetstream_server: NatsServer, name: str, what: str) -> None:
+    nc = await connect(jetstream_server.url)
+    await nc.subscribe(name, cb=_silent)
+    js = JetStream(nc, timeout=600, max_outstanding=1)
+    first = await js.publish_async(name)
+    waiting = [asyncio.create_task(js.publish(name)) for _ in range(3)]
+    await asyncio.sleep(0)
+    await (js.close() if what == "context" else nc.close())
+    async with asyncio.timeout(60):
+        outcomes = await asyncio.gather(first, *waiting, return_exceptions=True)
+    assert [(type(outcome), getattr(outcome, "sent", None)) for outcome in outcomes] == [
+        (TransportError, True),
+        *[(TransportError, False)] * 3,
+    ]
+    await nc.close()
+
+
 class TestFullBuffer:
     async def test_wait_for_a_place_does_not_count_as_wait_for_room(
         self, name: str, monkeypatch: pytest.MonkeyPatch
