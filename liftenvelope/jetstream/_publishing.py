@@ -200,7 +200,7 @@ class Publishing:
         The call waits only while ``max_outstanding`` messages are without an ack, or while the connection's
         buffer is full. The timeouts of the messages in flight bound the first wait. ``timeout`` bounds the
         second, and then the wait for the ack. Messages are sent in the order of the calls: a call also waits
-        for those before it. A retried message follows the messages
+        for those before it, which may have longer timeouts. A retried message follows the messages
         that were sent meanwhile, so set ``retry_attempts=0`` if the order matters. The event loop reports a
         failed future that no task awaits. Cancelling a future does not recall its message.
 
