@@ -13,14 +13,13 @@ from liftenvelope.cli._nats_groups import NatsGroups
 from liftenvelope.group import Coordinator, GroupConsumer, JetStreamTopic
 from liftenvelope.jetstream import JetStream
 from tests.integration.cli.commands import lines_of
-from tests.integration.jetstream_cluster import make_replicated, three_servers
+from tests.integration.jetstream_cluster import three_servers
 from tests.integration.restored import COUNT, restores
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     with three_servers() as servers:
-        make_replicated(servers["n1"].url, "FORMED")  # waits until they have found each other
         yield servers["n1"].url
 
 

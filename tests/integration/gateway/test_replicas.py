@@ -6,9 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from nats.aio.msg import Msg
@@ -21,45 +19,17 @@ from liftenvelope.envelope import AckPolicy, new_message, unmarshal_ack
 from liftenvelope.errors import LiftEnvelopeError, ResourcesExceededError, ServerError
 from liftenvelope.gateway._partitions.storage import Storage
 from liftenvelope.jetstream import JetStream, StreamConfig
-from liftenvelope.testing import GatewayCluster, NatsServer, run_gateway, run_nats_server
-from liftenvelope.testing._ports import free_port
+from liftenvelope.testing import GatewayCluster, NatsServer, run_gateway
 from tests.conformance.actions import fill, take
 from tests.handled import handled
 from tests.integration.conftest import connect
+from tests.integration.jetstream_cluster import three_servers
 
 
 @pytest.fixture
 async def servers() -> AsyncIterator[list[NatsServer]]:
-    """Three servers that have found each other."""
-    with ExitStack() as stack:
-        yield await three_servers(stack, {})
-
-
-async def three_servers(stack: ExitStack, config: dict[str, Any]) -> list[NatsServer]:
-    """Start three servers with common settings, and wait until they have found each other."""
-    ports = [free_port() for _ in range(3)]
-    routes = [f"nats://127.0.0.1:{port}" for port in ports]
-    servers = []
-    for number, port in enumerate(ports, 1):
-        cluster = {"name": "three", "listen": f"127.0.0.1:{port}", "routes": routes}
-        own = {"server_name": f"n{number}", "cluster": cluster, **config}
-        servers.append(stack.enter_context(run_nats_server(jetstream=True, config=own)))
-    await until_formed(servers[0])
-    return servers
-
-
-async def until_formed(server: NatsServer) -> None:
-    """Wait until a stream can be kept on all three."""
-    nc = await connect(server.url)
-    async with asyncio.timeout(60), JetStream(nc) as js:
-        while True:
-            try:
-                await js.create_stream(StreamConfig(name="formed", subjects=("formed",), num_replicas=3))
-            except LiftEnvelopeError:
-                await asyncio.sleep(0.1)
-            else:
-                break
-    await nc.close()
+    with three_servers() as servers:
+        yield list(servers.values())
 
 
 @pytest.fixture
@@ -217,10 +187,10 @@ async def test_cancelled_probe_leaves_no_stream(servers: list[NatsServer]) -> No
 async def test_probe_does_not_take_a_reached_limit_for_too_few_servers() -> None:
     """The account allows one stream, which exists: JetStream refuses any number of replicas."""
     account = {"jetstream": {"max_streams": 1}, "users": [{"user": "a", "password": "a"}]}
-    with ExitStack() as stack:
-        servers = await three_servers(stack, {"accounts": {"A": account}, "no_auth_user": "a"})
-        nc = await connect(servers[0].url)
+    with three_servers({"accounts": {"A": account}, "no_auth_user": "a"}) as servers:
+        nc = await connect(servers["n1"].url)
         async with JetStream(nc, timeout=60) as js:
+            await js.create_stream(StreamConfig(name="first", subjects=("first",)))
             with pytest.raises(ResourcesExceededError):
                 await Storage(js).most_replicas()
         await nc.close()

@@ -11,25 +11,11 @@ import pytest
 from nats.aio.client import Client
 
 import liftenvelope
-from liftenvelope.errors import CallTimeoutError, JetStreamError, PermissionDeniedError, TransportError
+from liftenvelope.errors import PermissionDeniedError
 from liftenvelope.gateway import Gateway
-from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.testing import run_gateway, run_nats_server
 from tests.integration.conftest import connect, until
 from tests.integration.jetstream_cluster import three_servers
-
-
-async def formed(url: str) -> None:
-    """Wait until the servers keep streams together: the metadata leader is elected, and knows all three."""
-    nc = await connect(url)
-    async with JetStream(nc) as js, asyncio.timeout(60):
-        while True:
-            try:
-                await js.create_stream(StreamConfig(name="formed", subjects=("formed",), num_replicas=3))
-                break
-            except (JetStreamError, CallTimeoutError, TransportError):
-                await asyncio.sleep(0.1)
-    await nc.close()
 
 
 @pytest.mark.parametrize("_round", range(3))
@@ -37,7 +23,6 @@ async def test_three_gateways_start_on_fresh_cluster(name: str, _round: int) -> 
     """Each makes the buckets that it does not find, while their leaders are elected."""
     with three_servers() as servers:
         urls = [server.url for server in servers.values()]
-        await formed(urls[0])
         async with (
             run_gateway(3, nats_url=",".join(urls), config={"replicas": 3, "ack_timeout": 10.0}) as cluster,
             liftenvelope.connect(cluster.addresses) as client,

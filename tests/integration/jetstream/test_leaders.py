@@ -30,22 +30,9 @@ NUMBERS = count()
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """One of three servers that have found each other."""
+    """One of three servers."""
     with three_servers() as servers:
-        asyncio.run(_until_ready(servers["n1"].url))
         yield servers["n1"].url
-
-
-async def _until_ready(url: str) -> None:
-    async with jetstream(url) as js, asyncio.timeout(120):
-        while True:
-            try:
-                config = StreamConfig(name="FIRST", subjects=("first",), num_replicas=3)
-                await js.create_stream(config, timeout=2)  # while there is no leader, nobody answers
-            except (JetStreamError, CallTimeoutError):
-                await asyncio.sleep(0.2)
-            else:
-                return
 
 
 @asynccontextmanager
@@ -159,8 +146,9 @@ async def test_stream_and_consumer_that_are_gone(url: str) -> None:
         # Races lead to these requests, whose errors must name the right thing.
         with pytest.raises(StreamNotFoundError, match=f"'{stream.name}'"):
             await js.api.request(f"STREAM.LEADER.STEPDOWN.{stream.name}")
-        with pytest.raises(ConsumerNotFoundError, match=r"'worker' of stream 'FIRST'"):
-            await js.api.request("CONSUMER.LEADER.STEPDOWN.FIRST.worker")
+        other = (await stream_of(js)).name
+        with pytest.raises(ConsumerNotFoundError, match=f"'worker' of stream '{other}'"):
+            await js.api.request(f"CONSUMER.LEADER.STEPDOWN.{other}.worker")
 
 
 async def test_deletion_during_the_wait_for_a_leader_is_not_found(url: str) -> None:

@@ -40,7 +40,7 @@ async def nc(cluster: dict[str, NatsServer]) -> AsyncIterator[Client]:
 
 @pytest.fixture
 async def bench(nc: Client, name: str) -> Bench:
-    """A stream on all three, as soon as they have found each other."""
+    """A stream on all three."""
     bench = Bench(nc, name)
     bench.api.timeout = 5  # while there is no leader, nobody answers
     return await patiently(lambda: bench.create(num_replicas=3))
