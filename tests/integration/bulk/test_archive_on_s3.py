@@ -65,6 +65,20 @@ def test_archive_by_url_goes_on_where_it_ended(url: str, s3: S3Server, name: str
     assert offsets(s3, name) == list(range(100))
 
 
+def test_offsets_without_a_match_are_covered_by_an_object_that_is_replaced(
+    url: str, s3: S3Server, name: str
+) -> None:
+    make_stream(url, name)
+    seen = []
+    for subject in ("other", "wanted", "other", "other"):
+        publish(url, [(f"{name}.{subject}", b"", None)])
+        bulk.to_parquet(url, name, s3.url(name), subjects=f"{name}.wanted")
+        seen.append(objects(s3, name))
+    first, last = file_name(name, 0, 2), file_name(name, 2, 4)
+    assert seen == [[file_name(name, 0, 1)], [first], [first, file_name(name, 2, 3)], [first, last]]
+    assert offsets(s3, name) == [1]
+
+
 def test_second_run_is_refused_while_the_first_one_works(url: str, s3: S3Server, name: str) -> None:
     make_stream(url, name)
     publish(url, numbered(name, 100))
