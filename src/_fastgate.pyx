@@ -398,7 +398,7 @@ cdef class PublishPipe:
         """Count of messages without an ack."""
         return len(self.waiting)
 
-    def route(self, stream, partition, stream_subject, subject, jetstream_stream):
+    def route(self, stream, partition, stream_subject, subject, jetstream_stream, domain=""):
         """Take messages for a partition from now on."""
         cdef _Route route = _Route()
         cdef bytes name = as_text("stream", stream).encode()
@@ -415,7 +415,8 @@ cdef class PublishPipe:
         route.stream = name
         route.partition = partition
         route.command = b"PUB %b %b" % (own, self.inbox)
-        route.answer = b'{"stream":"%b","seq":' % as_text("jetstream_stream", jetstream_stream).encode()
+        cdef bytes where = b',"domain":"%b"' % as_text("domain", domain).encode() if domain else b""
+        route.answer = b'{"stream":"%b"%b,"seq":' % (as_text("jetstream_stream", jetstream_stream).encode(), where)
         route.ack = ack.taken()
         self.routes[name, partition] = route
         self.last = None

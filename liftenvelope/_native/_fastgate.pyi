@@ -19,7 +19,13 @@ class PublishPipe:
     @property
     def next_number(self) -> int: ...
     def route(
-        self, stream: str, partition: int, stream_subject: str, subject: str, jetstream_stream: str
+        self,
+        stream: str,
+        partition: int,
+        stream_subject: str,
+        subject: str,
+        jetstream_stream: str,
+        domain: str = "",
     ) -> None: ...
     def close_routes(self) -> None: ...
     def take(self, requests: list[bytes], start: int) -> tuple[bytes, int, int, int]: ...

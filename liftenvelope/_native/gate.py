@@ -194,7 +194,13 @@ class PublishPipe:
         return len(self._waiting)
 
     def route(
-        self, stream: str, partition: int, stream_subject: str, subject: str, jetstream_stream: str
+        self,
+        stream: str,
+        partition: int,
+        stream_subject: str,
+        subject: str,
+        jetstream_stream: str,
+        domain: str = "",
     ) -> None:
         """Take messages for a partition from now on.
 
@@ -204,13 +210,15 @@ class PublishPipe:
             stream_subject: The stream's subject, which Liftbridge's acks carry as the partition subject.
             subject: The subject to publish on.
             jetstream_stream: The JetStream stream that must store the messages.
+            domain: JetStream's domain in the acks. Default: none.
         """
         ack = bytearray()
         put_text(ack, w.ACK_STREAM, stream)
         put_text(ack, w.ACK_PARTITION_SUBJECT, stream_subject)
         put_text(ack, w.ACK_MSG_SUBJECT, subject)
         command = b"PUB %b %b" % (subject.encode(), self._inbox)
-        answer = b'{"stream":"%b","seq":' % jetstream_stream.encode()
+        where = b',"domain":"%b"' % domain.encode() if domain else b""
+        answer = b'{"stream":"%b"%b,"seq":' % (jetstream_stream.encode(), where)
         key = (stream.encode(), partition)
         self._routes[key] = _Route(key, command, answer, bytes(ack))
 

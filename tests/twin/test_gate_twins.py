@@ -278,6 +278,23 @@ def test_requests_without_a_stream_go_to_the_route_without_a_name(twin: Any) -> 
 
 
 @TWINS
+def test_acks_with_the_domain_of_the_route_are_plain(twin: Any) -> None:
+    pipe = pipe_of(twin)
+    pipe.route("s", 0, "sub", "sub", "JS0", domain="hub")
+    pipe.take([request(correlationId=str(number)) for number in range(3)], 0)
+    payloads = [
+        b'{"stream":"JS0","domain":"hub","seq":7}',
+        b'{"stream":"JS0","seq":8}',
+        b'{"stream":"JS0","domain":"other","seq":9}',
+    ]
+    answers = [(f"{INBOX}{number}", b"", None, payload) for number, payload in enumerate(payloads)]
+    frames, others = pipe.acked(answers, 0)
+    found = [api_pb2.PublishResponse.FromString(raw) for raw in cut(frames)]
+    assert [response.ack.offset for response in found] == [6]
+    assert [payload for (_, _, _, payload), *_ in others] == payloads[1:]
+
+
+@TWINS
 def test_without_routes_nothing_is_taken(twin: Any) -> None:
     pipe = pipe_of(twin)
     assert pipe.take([request()], 0)[2] == 1

@@ -102,6 +102,8 @@ class PublishSession:
         # Last target of each partition that had a route, for acks that come after its route was dropped.
         self._targets: dict[tuple[str, int], PublishTarget] = {}
         self._read_ack = _native.jet.AckReader(PubAck, read_ack)
+        # JetStream's domain in the acks, empty before the first ack.
+        self._domain = ""
         # Messages of the slow path that have no answer yet.
         self._slow = 0
         self._answers: list[bytes] = []
@@ -270,7 +272,8 @@ class PublishSession:
     def _add_route(self, target: PublishTarget) -> None:
         record, partition = target.record, target.partition
         self._routes[record.name, partition] = self._targets[record.name, partition] = target
-        self._pipe.route(record.name, partition, record.subject, target.subject, target.stream)
+        names = (record.name, partition, record.subject, target.subject, target.stream)
+        self._pipe.route(*names, domain=self._domain)
 
     # Acks
 
@@ -289,7 +292,7 @@ class PublishSession:
         self._settle()
 
     def _on_other(self, message: Any, key: tuple[str, int], policy: int, correlation_id: str) -> None:
-        """Handle a reply that is no plain ack: an error, or an ack with a domain or of another stream."""
+        """Handle a reply that is no plain ack: an error, or an ack of another stream or domain."""
         _, _, headers, payload = message
         request = api_pb2.PublishRequest(stream=key[0], partition=key[1], correlationId=correlation_id)
         request.ackPolicy = _POLICIES[policy]
@@ -307,11 +310,19 @@ class PublishSession:
             number, now = _number_of(message), asyncio.get_running_loop().time()
             self._tally.ack_numbered(number, number, 1, now)
             self._accept(target, request, answer.sequence)
+            self._expect_domain(answer.domain or "")
         else:
             # Another stream stored the message. The target may copy from that stream or not, so the outcome
             # is unknown.
             self._tally.fail(_UNKNOWN)
             self._give_up(request.ackPolicy, correlation_id)
+
+    def _expect_domain(self, domain: str) -> None:
+        """Take acks of a JetStream domain for plain ones from now on."""
+        if domain != self._domain:
+            self._domain = domain
+            for target in list(self._routes.values()):
+                self._add_route(target)
 
     def _stored(
         self,

@@ -107,7 +107,7 @@ def published(twin: Any, chunks: Chunks, exact: Exact) -> Any:
         elif kind == b"c":
             pipe.close_routes()
         elif kind == b"o":
-            pipe.route(text(content), option(form, 1), "sub", "sub.1", "JS1")
+            pipe.route(text(content), option(form, 1), "sub", "sub.1", "JS1", domain=text(form[2:]))
     log.append(pipe.take(requests, min(number, len(requests))))
     return [*log, pipe.pending, pipe.pending_bytes, pipe.next_number]
 

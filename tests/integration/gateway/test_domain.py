@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nats.aio.client import Client as NatsClient
@@ -14,6 +15,7 @@ from liftenvelope.client import Client
 from liftenvelope.envelope import new_message, unmarshal_ack
 from liftenvelope.errors import IncorrectOffsetError, NoJetStreamError, UsageError
 from liftenvelope.gateway import Gateway
+from liftenvelope.gateway._publishing.session import PublishSession
 from liftenvelope.jetstream import JetStream
 from liftenvelope.testing import NatsServer, run_nats_server
 from liftenvelope.testing._ports import free_port
@@ -97,6 +99,26 @@ async def test_streams_are_in_the_hub(
         assert [info.config.name async for info in leaf.streams()] == []
         assert f"lift_{name}_1" in [info.config.name async for info in hub.streams()]
     await client.delete_stream(name)
+
+
+async def test_only_the_first_acks_of_a_call_are_read_apart(
+    client: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart: list[str] = []
+    read_apart = PublishSession._on_other
+
+    def note(session: PublishSession, message: Any, *rest: Any) -> None:
+        apart.append(message[3])
+        read_apart(session, message, *rest)
+
+    monkeypatch.setattr(PublishSession, "_on_other", note)
+    await client.create_stream(name, name)
+    for number in range(200):
+        future = await client.publish_async(name, b"%d" % number)
+        ack = await future
+        assert ack is not None
+        assert ack.offset == number
+    assert len(apart) == 1
 
 
 async def test_envelopes_from_both_sides_are_acked(
