@@ -164,12 +164,13 @@ class CommandServers:
             on_event=_report,
         )
         try:
-            await client.open()
-        except (TransportError, CallTimeoutError) as exc:
-            await client.close()
-            raise TransportError(f"can't connect to Liftbridge at {self.where}: {exc}") from exc
-        async with client:
+            try:
+                await client.open()
+            except (TransportError, CallTimeoutError) as exc:
+                raise TransportError(f"can't connect to Liftbridge at {self.where}: {exc}") from exc
             yield client
+        finally:  # also if connecting is interrupted
+            await client.close()
 
     def access(self) -> Access:
         """Return the login and the settings of the context, for :mod:`liftenvelope.bulk`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -12,10 +13,12 @@ import nkeys
 import pytest
 from click.testing import Result
 
+from liftenvelope.cli._servers import find_servers
 from liftenvelope.nats.logins import read_credentials
-from liftenvelope.testing import run_gateway, run_liftbridge, run_nats_server
+from liftenvelope.testing import FaultProxy, GatewayCluster, run_gateway, run_liftbridge, run_nats_server
 from tests.integration.certificates import Certificates
 from tests.integration.cli.commands import error_of, run
+from tests.integration.conftest import until
 from tests.integration.credentials_files import write_credentials
 from tests.integration.nats_tls import tls_first_server
 from tests.unit.hostile_nats import FakeNats
@@ -43,6 +46,22 @@ def within(tmp_path: Path) -> Within:
 def seed_and_key() -> tuple[str, str]:
     pair = nkeys.from_seed(nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_USER))
     return pair.seed.decode(), pair.public_key.decode()
+
+
+@pytest.mark.parametrize("kind", ["nats", "liftbridge"])
+async def test_interrupted_connecting_leaves_no_connection(gateway_server: GatewayCluster, kind: str) -> None:
+    target = gateway_server.nats_url if kind == "nats" else gateway_server.addresses[0]
+    with FaultProxy(target) as proxy:
+        proxy.stall()
+        servers = find_servers(f"{kind}://{proxy.address}", None, 240)
+        opened = servers.nats() if kind == "nats" else servers.liftbridge()
+        connecting = asyncio.ensure_future(opened.__aenter__())
+        await until(lambda: proxy.open_connections)
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        proxy.resume()
+        await until(lambda: not proxy.open_connections)
 
 
 def test_user_and_password(within: Within) -> None:
