@@ -37,8 +37,10 @@ OF_BEHAVIOUR := tests/unit tests/twin $(NO_SOURCES)
 OF_DEPENDENCIES := $(filter-out tests/unit/native/ tests/unit/project/ tests/unit/data/ tests/unit/logs/,$(wildcard tests/unit/*/)) tests/unit/test_arrow.py tests/unit/test_pb.py
 # Campaigns on servers, of which a slice runs in CI.
 SLICES := tests/faults tests/hostile
-# Tests that make test leaves to make fuzz, make slices, make test-spark, make test-browser and make test-dist-some.
-ELSEWHERE := tests/fuzz $(SLICES) tests/spark tests/browser tests/packaging/test_distribution.py
+# The types of the code in the documentation.
+DOCUMENTED_TYPES := tests/integration/project/test_documented_types.py
+# Tests that make test leaves to make types, make fuzz, make slices, make test-spark, make test-browser and make test-dist-some.
+ELSEWHERE := $(DOCUMENTED_TYPES) tests/fuzz $(SLICES) tests/spark tests/browser tests/packaging/test_distribution.py
 PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
 # Processes for the tests on servers, which mostly wait: six used 64 % of two processors.
 WORKERS ?= 8
@@ -102,7 +104,7 @@ demo: $(if $(filter liftbridge,$(BROKER)),servers,setup)  ## the main job: publi
 
 test: servers without-servers  ## the tests, on real servers; PYTHON=python3.13 for that version, in .venv-3.13
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(WITHOUT_SERVERS:%=--ignore=%) $(ELSEWHERE:%=--ignore=%)
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 LIFTENVELOPE_CONFORMANCE_SERVER=gateway $(RUN) -m pytest -q -n 2 --dist loadfile tests/conformance
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 LIFTENVELOPE_CONFORMANCE_SERVER=gateway $(RUN) -m pytest -q -n 4 --dist loadfile tests/conformance
 	$(RUN) -m pytest benchmarks -q --ignore=benchmarks/spark
 
 without-servers: setup
@@ -204,6 +206,7 @@ lint: setup
 types: setup
 	$(RUN) -m mypy
 	$(RUN) -m mypy.stubtest --mypy-config-file pyproject.toml $(patsubst src/%.pyx,liftenvelope._native.%,$(wildcard src/*.pyx))
+	$(RUN) -m pytest -q $(DOCUMENTED_TYPES)
 
 unit: strict pure without-servers
 

@@ -1,4 +1,4 @@
-"""Programs and test files of the documentation's pages, run as a reader would, and the types of all code."""
+"""Programs and test files of the documentation's pages, run as a reader would."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.project.test_examples import ALL, EXAMPLES, ROOT, Block, of_kind, run, run_pytest
+from tests.integration.project.test_examples import Block, of_kind, run, run_pytest
 
 
 @pytest.mark.parametrize("block", of_kind("python"), ids=str)
@@ -23,14 +23,3 @@ def test_test_file(block: Block, tmp_path: Path) -> None:
     file = tmp_path / "test_block.py"
     file.write_text(block.text, "utf-8")
     assert " passed" in run_pytest(file, tmp_path)
-
-
-def test_types(tmp_path: Path) -> None:
-    """All of it passes mypy --strict, so no page shows an argument that does not exist."""
-    files = list(map(str, EXAMPLES))
-    for block in ALL:
-        if block.info.startswith("python"):
-            file = tmp_path / f"{block.page.stem.lower()}_{block.line}.py"
-            file.write_text(block.as_module(), "utf-8")
-            files.append(str(file))
-    run("-W", "ignore", "-m", "mypy", "--strict", *files, cwd=ROOT)
