@@ -8,6 +8,7 @@ not enough.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
@@ -18,29 +19,49 @@ if TYPE_CHECKING:
     from liftenvelope.client.metadata import PartitionInfo
     from liftenvelope.client.positions import Cursor
 
-__all__ = ["look_again", "start_after"]
+__all__ = ["SecondLook", "start_after"]
 
 #: Seconds for which a cursor must be ahead of its stream, and seconds between two requests meanwhile.
 _CERTAIN: Final = 3.0
 _PAUSE: Final = 0.25
+#: Seconds that are left to a caller for what follows.
+_SPARE: Final = 1.0
 
 
-async def look_again(
-    info: PartitionInfo, offset: int | None, fetch: Callable[[], Awaitable[PartitionInfo]]
-) -> PartitionInfo:
-    """Return the metadata of a partition; if its newest message is before an offset, after 3 s.
+class SecondLook:
+    """Looks again at cursors that are ahead of their stream, for 3 s from the first one.
 
-    Args:
-        info: The metadata as fetched just now.
-        offset: The offset of the cursor; None for no cursor.
-        fetch: Fetches the metadata again.
+    For one partition, or for all of a subscription, whose cursors are ahead together if the stream is new.
     """
-    clock = asyncio.get_running_loop().time
-    until = clock() + _CERTAIN
-    while offset is not None and info.newest_offset < offset and clock() < until:
-        await asyncio.sleep(_PAUSE)
-        info = await fetch()
-    return info
+
+    def __init__(self) -> None:
+        self._until: float | None = None
+
+    async def newest(
+        self,
+        info: PartitionInfo,
+        offset: int | None,
+        fetch: Callable[[], Awaitable[PartitionInfo]],
+        left: Callable[[], float] = lambda: math.inf,
+    ) -> PartitionInfo:
+        """Return the metadata of a partition, perhaps fetched again.
+
+        Args:
+            info: The metadata as fetched just now.
+            offset: The offset of the cursor; None for no cursor.
+            fetch: Fetches the metadata again.
+            left: Returns the seconds left to do so. The last one is not used. Default: no limit.
+        """
+        clock = asyncio.get_running_loop().time
+        while offset is not None and info.newest_offset < offset:
+            now = clock()
+            if self._until is None:
+                self._until = now + _CERTAIN
+            if now >= self._until or left() < _SPARE:
+                break
+            await asyncio.sleep(_PAUSE)
+            info = await fetch()
+        return info
 
 
 def start_after(

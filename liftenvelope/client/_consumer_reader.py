@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._backoff import Backoff
-from liftenvelope.client._ahead import look_again
+from liftenvelope.client._ahead import SecondLook
 from liftenvelope.client._events import CursorAheadOfStream, GroupPartitionFenced
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -266,7 +266,7 @@ class ConsumerReader:
             self._check_auto("it has no cursor")
         try:
             info = await self._fetch_info()
-            info = await look_again(info, stored, self._fetch_info)
+            info = await SecondLook().newest(info, stored, self._fetch_info)
         except NotLeaderError:
             # The partition may be paused. A cursor or "earliest" gives the start without its metadata.
             if stored is None and self._auto_offset != "earliest":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Literal
 
+from liftenvelope.client._ahead import SecondLook
 from liftenvelope.client._merged import MergedSubscription
 from liftenvelope.client._reverse_read import ReverseRead, check_reverse
 from liftenvelope.client._streams import check_partitions
@@ -81,11 +82,11 @@ class Subscriptions:
             check_reverse(start_at, stop_at)
         elif stop_at is not None and start_at.at is stop_at.at and start_at.number > stop_at.number:
             raise UsageError(f"stop must not be before start, {start!r}, got {stop!r}")
-        kind = ReverseRead if reverse else PartitionRead
+        kind, second_look = ReverseRead if reverse else PartitionRead, SecondLook()
 
         def make(number: int) -> Subscription:
             read = kind(stream, number, start_at, stop_at, read_isr_replica=read_isr_replica)
-            return self._make(read, resume=resume)
+            return self._make(read, second_look, resume=resume)
 
         numbers = _wanted(partition, partitions)
         if isinstance(numbers, int):
@@ -105,7 +106,8 @@ class Subscriptions:
         """Make a subscription for a consumer group member. A subscription of another member can end it."""
         start_at = parse_start(start, time.time_ns())
         assert start_at.at is not At.CURSOR
-        return self._make(PartitionRead(stream, partition, start_at, None, group=group), resume=resume)
+        read = PartitionRead(stream, partition, start_at, None, group=group)
+        return self._make(read, SecondLook(), resume=resume)
 
-    def _make(self, read: PartitionRead, *, resume: bool) -> Subscription:
-        return Subscription(self._context, self._streams, self._cursors, read, resume=resume)
+    def _make(self, read: PartitionRead, second_look: SecondLook, *, resume: bool) -> Subscription:
+        return Subscription(self._context, self._streams, self._cursors, read, second_look, resume=resume)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope._deadlines import Deadline
-from liftenvelope.client._ahead import look_again, start_after
+from liftenvelope.client._ahead import SecondLook, start_after
 from liftenvelope.client._async_start_lookup import AsyncStartLookup
 from liftenvelope.client._events import (
     StoppedAtHighWatermark,
@@ -92,7 +92,14 @@ class Subscription(MessageReader):
     """
 
     def __init__(
-        self, context: ClientContext, streams: Streams, cursors: Cursors, read: PartitionRead, *, resume: bool
+        self,
+        context: ClientContext,
+        streams: Streams,
+        cursors: Cursors,
+        read: PartitionRead,
+        second_look: SecondLook,
+        *,
+        resume: bool,
     ) -> None:
         super().__init__()
         self._context = context
@@ -101,6 +108,7 @@ class Subscription(MessageReader):
         self._streams = streams
         self._cursors = cursors
         self._read = read
+        self._second_look = second_look
         self._resume = resume
         self._call: Call | None = None
         self._came: list[bytes] = []
@@ -201,7 +209,9 @@ class Subscription(MessageReader):
         info = await self._info(deadline) if read.needs_info else None
         if start.cursor is not None:
             assert info is not None
-            info = await look_again(info, found, lambda: self._fetch_info(deadline))
+            info = await self._second_look.newest(
+                info, found, lambda: self._fetch_info(deadline), lambda: deadline.left
+            )
             start, ahead = start_after(self.stream, start.cursor, found, info)
             if ahead is not None:
                 self._options.notify(ahead)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from liftenvelope._pb import api_pb2
+from liftenvelope.client import _ahead
 from liftenvelope.client import _cluster as cluster_module
 from liftenvelope.client import _subscription as subscription_module
 from liftenvelope.client._events import (
@@ -165,6 +166,28 @@ class TestCursors:
     async def test_cursor_of_an_earlier_stream_falls_back_to_the_default(self) -> None:
         found, events = await self.begun(6, default="latest")
         assert (found, events) == ([5], [CursorAheadOfStream("foo", 0, "c", 6, 5, "latest")])
+
+    async def test_short_timeout_leaves_time_to_fall_back_to_the_default(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(_ahead, "_CERTAIN", 3_600.0)
+        monkeypatch.setattr(_ahead, "_SPARE", 9.0)
+        async with scripted() as (broker,):
+            broker.log(*range(6))
+            broker.streams["__cursors"] = ["b0"]
+            broker.always("FetchCursor", api_pb2.FetchCursorResponse(offset=6))
+            async with client_of([broker], timeout=10, events=[]) as client:
+                assert await read(client, start=Cursor("c", default="latest"), stop="latest") == [5]
+
+    async def test_all_partitions_look_for_three_seconds_together(self) -> None:
+        async with scripted() as (broker,):
+            for partition in range(20):
+                broker.log(*range(6), partition=partition)
+            broker.streams["__cursors"] = ["b0"]
+            broker.always("FetchCursor", api_pb2.FetchCursorResponse(offset=6))
+            async with client_of([broker], events=[]) as client, asyncio.timeout(50):
+                start = Cursor("c", default="latest")
+                assert await read(client, start=start, stop="latest", partition="all") == [5] * 20
 
     async def test_leader_learns_of_its_messages_late(self) -> None:
         events: list[Any] = []
