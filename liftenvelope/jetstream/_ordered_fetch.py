@@ -36,6 +36,8 @@ __all__ = ["Amount", "OrderedFetches"]
 _LOOK: Final = 0.25
 #: Minimum seconds for a request that starts just before the end of a fetch.
 _LEAST: Final = 0.05
+#: Attempts after the end of a fetch at messages that were lost on their way.
+_LATE: Final = 3
 #: Transient errors: they pass by themselves or with another consumer.
 _PASSING: Final = (
     CallTimeoutError,
@@ -143,13 +145,19 @@ class OrderedFetches:
         """Fetch until the batch is complete or the time is up; retry transient errors with a backoff."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._api.timeout if amount.expires is None else amount.expires)
-        into, backoff = Batch(), Backoff(first=0.05, longest=2.0)
+        into, backoff, late = Batch(), Backoff(first=0.05, longest=2.0), 0
         while True:
             into.error = None
             try:
-                if await self._fill_on(amount, into, deadline) or loop.time() >= deadline:
+                if await self._fill_on(amount, into, deadline):
                     return into
-                continue  # at once: a gap, or a reconnect
+                # A gap, or a reconnect: again, at once. Some gaps show only when the time is up.
+                late += loop.time() >= deadline
+                if late <= _LATE:
+                    continue
+                if not into:  # an empty batch without an error means that there is no message
+                    into.error = CallTimeoutError("messages were lost on their way again and again")
+                return into
             except _PASSING as exc:
                 self._leave()
                 into.error = exc

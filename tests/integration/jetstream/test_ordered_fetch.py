@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -127,7 +128,8 @@ class TestFetch:
         got: list[bytes] = []
         async with asyncio.timeout(60):
             while len(got) < 2:
-                got += await data_of(ordered.fetch(2 - len(got), expires=4))
+                with suppress(CallTimeoutError):  # if JetStream takes more than moments for a new consumer
+                    got += await data_of(ordered.fetch(2 - len(got), expires=4))
         assert got == numbered(2, 1)
 
     async def test_one_at_a_time(self, bench: Bench, stream: Stream) -> None:
@@ -279,7 +281,7 @@ async def test_what_comes_before_a_new_consumer_is_not_skipped(bench: Bench, str
 async def test_fetch_ends_at_its_deadline_though_each_batch_has_a_gap(
     bench: Bench, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Injected: a gap that is found after the deadline. Another consumer was made then."""
+    """Injected: gaps. Their number of attempts had no bound."""
     await bench.publish(numbered(1))
     ordered = stream.ordered_consumer()
     with monkeypatch.context() as patch:
@@ -287,8 +289,8 @@ async def test_fetch_ends_at_its_deadline_though_each_batch_has_a_gap(
 
         def find_gap(reader: Any, batch: Batch, into: Batch) -> bool:
             assert batch
-            assert made == [0]
-            time.sleep(3.1)  # until the deadline has passed
+            if len(made) == 1:
+                time.sleep(3.1)  # until the deadline has passed
             return False
 
         patch.setattr(_OrderedReader, "take", find_gap)
@@ -298,8 +300,9 @@ async def test_fetch_ends_at_its_deadline_though_each_batch_has_a_gap(
             return await make(places, sequence, **options)
 
         patch.setattr(OrderedPlaces, "make", counted)
-        assert await ordered.fetch(1, expires=3) == []
-        assert made == [0]
+        with pytest.raises(CallTimeoutError):
+            await ordered.fetch(1, expires=3)
+        assert len(made) <= 4
     assert await data_of(ordered.fetch(1, expires=20)) == [b"0"]
 
 
