@@ -334,7 +334,7 @@ cdef class Envelopes:
     """A batch to encode: checked and measured on construction, written in spans of rows.
 
     Invariant: sizes[i] is exactly the number of bytes that put() writes for row i, or -1 for a null row. put()
-    checks neither values nor room: the constructor raised for every invalid row, and callers allocate bytes_of().
+    checks neither values nor room: the constructor raised for every invalid row, and callers allocate size_of().
     """
 
     cdef Rows values, keys, ack_inboxes, correlation_ids
@@ -376,7 +376,8 @@ cdef class Envelopes:
         if isinstance(expected, int):
             self.offset = expected
             return None
-        view = viewed_as(expected, 8)
+        # A copy, because the caller may write into a numpy array while rows wait: they were measured before.
+        view = viewed_as(bytes(expected), 8)
         if span(view).n < self.length * <Py_ssize_t>sizeof(int64_t):
             raise UsageError(f"expected_offsets must have {self.length} rows")
         self.offsets = <const int64_t*>span(view).p
@@ -453,7 +454,7 @@ cdef class Envelopes:
                 return i
         return None
 
-    cdef Py_ssize_t bytes_of(self, Py_ssize_t start, Py_ssize_t stop) except -1:
+    cpdef Py_ssize_t size_of(self, Py_ssize_t start, Py_ssize_t stop) except -1:
         """Return the size of all envelopes of a span, in bytes."""
         cdef Py_ssize_t i, total = 0
         if not 0 <= start <= stop <= self.length:
@@ -466,22 +467,21 @@ cdef class Envelopes:
 
     def reach(self, Py_ssize_t start, Py_ssize_t limit):
         """Return (stop, bytes) of the longest span from `start` whose envelopes fit in `limit` bytes."""
-        cdef Py_ssize_t i = start, size, total = self.bytes_of(start, self.length)
-        if total <= limit:
-            return self.length, total
-        total = 0
-        for i in range(start, self.length):
+        cdef Py_ssize_t i = start, size, total = 0
+        self.size_of(start, start)  # checks it
+        while i < self.length:
             size = self.sizes[i] if self.sizes[i] > 0 else 0
             if size > limit - total:
                 break
             total += size
+            i += 1
         return i, total
 
     def write(self, Py_ssize_t start, Py_ssize_t stop, offsets, data, validity):
         """Write a span into the three buffers of an Arrow binary array; return the number of null rows."""
         cdef tuple views = (memoryview(offsets), memoryview(data), memoryview(validity))
         cdef Slice ends = span(views[0]), content = span(views[1]), bits = span(views[2])
-        cdef Py_ssize_t room = self.bytes_of(start, stop), rows = stop - start, nulls
+        cdef Py_ssize_t room = self.size_of(start, stop), rows = stop - start, nulls
         if room > MAX_ENVELOPE:
             raise UsageError(f"an Arrow binary array holds at most {MAX_ENVELOPE} bytes, not {room}")
         if ends.n < (rows + 1) * 4 or content.n < room or bits.n < (rows + 7) >> 3:
@@ -507,7 +507,7 @@ cdef class Envelopes:
 
     def frames(self, Py_ssize_t start, Py_ssize_t stop, list subjects not None, which):
         """Return a span as NATS PUB commands; see the twin."""
-        cdef Py_ssize_t i, chosen, total = self.bytes_of(start, stop)
+        cdef Py_ssize_t i, chosen, total = self.size_of(start, stop)
         cdef object view = None if which is None else viewed_as(which, 4)
         cdef const int32_t* choice = <const int32_t*>span(view).p
         cdef Column targets = Column.of_sequence(subjects, "subjects", False)

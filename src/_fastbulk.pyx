@@ -132,7 +132,7 @@ cdef class _Repeats:
         cell = self.cell_of(s)
         if self.table[cell]:
             return self.table[cell] - 1
-        if not self.items.add(s):
+        if s.n > MAX_ENVELOPE - self.items.data.n or not self.items.add(s):  # the ends have 32 bits
             return -1
         self.table[cell] = <int32_t>self.items.rows
         if self.items.rows * 2 > self.mask and not self.widen():
@@ -140,7 +140,10 @@ cdef class _Repeats:
         return <int32_t>self.items.rows - 1
 
     cdef int32_t find_other(self, Slice s) noexcept with gil:
-        text = sound_text(s)
+        try:
+            text = sound_text(s)
+        except MemoryError:
+            return -1
         return self.find(as_slice(text))
 
     cdef Py_ssize_t cell_of(self, Slice s) noexcept nogil:
@@ -191,6 +194,7 @@ cdef class _Rows:
     cdef object allocate
     cdef frozenset wanted
     cdef Py_ssize_t max_rows, max_bytes, rows, nbytes
+    cdef Py_ssize_t filled  # bytes that count for max_bytes
     cdef bint open, has_offsets, has_timestamps, has_keys, has_values, has_headers, has_subjects, has_envelopes
     cdef _Memory offsets, timestamps, policies, expected
     cdef _Texts keys, values, idents
@@ -212,7 +216,7 @@ cdef class _Rows:
 
     cdef void clear(self):
         self.open = False
-        self.rows = self.nbytes = 0
+        self.rows = self.nbytes = self.filled = 0
         self.kept, self.gaps = [], []
         self.first = self.last = -1
         self.offsets = self.timestamps = self.policies = self.expected = None
@@ -247,13 +251,16 @@ cdef class _Rows:
         return 0
 
     cdef inline bint is_full(self) noexcept nogil:
-        return self.rows == self.max_rows or self.nbytes >= self.max_bytes
+        return self.rows == self.max_rows or self.filled >= self.max_bytes
 
     cdef void add_gap(self, int64_t start, int64_t stop) noexcept with gil:
         self.gaps.append((start, stop))
 
-    cdef bint add(self, const Row* row, Py_ssize_t size) noexcept nogil:
-        """Add a row to every wanted column; false if memory ran out."""
+    cdef bint add(self, const Row* row, Py_ssize_t size, Py_ssize_t more) noexcept nogil:
+        """Add a row of a message of `size` bytes to every wanted column; false if memory ran out.
+
+        `more` bytes, such as those of a subject before the message, count for the size of the batch too.
+        """
         cdef Py_ssize_t i = self.rows
         cdef Slice key
         cdef bint done = True
@@ -279,6 +286,7 @@ cdef class _Rows:
         self.last = row.offset
         self.rows += 1
         self.nbytes += size
+        self.filled += size + more
         return done
 
     cdef bint add_envelope(self, Py_ssize_t i, const Row* row) noexcept nogil:
@@ -607,7 +615,7 @@ cdef class NatsRows:
         """Add the message whose line read_frame() parsed."""
         cdef AckReply reply
         cdef Row row
-        cdef Py_ssize_t size = <Py_ssize_t>self.head.size
+        cdef Py_ssize_t size = <Py_ssize_t>self.head.size, more
         if not self.parse_reply(&reply):
             return STATE_LINE
         if reply.delivery != self.delivery + 1 or reply.sequence <= self.next_offset:
@@ -625,7 +633,8 @@ cdef class NatsRows:
         row.has_fields = row.stored = False
         if self.mode != MODE_NONE:
             self.open_envelope(&row)
-        return STATE_MORE if self.batch.add(&row, size) else NO_MEMORY
+        more = row.subject.n if self.batch.has_subjects else 0
+        return STATE_MORE if self.batch.add(&row, size, more) else NO_MEMORY
 
     cdef void open_envelope(self, Row* row) noexcept nogil:
         """Open an envelope. Like the server, take a payload that is not a valid envelope as the value."""
@@ -733,7 +742,7 @@ cdef class StoredRows(_Messages):
         row.has_fields = row.stored = True
         row.end = p + n
         row.block.n = 0
-        return STATE_MORE if self.batch.add(&row, n) else NO_MEMORY
+        return STATE_MORE if self.batch.add(&row, n, 0) else NO_MEMORY
 
     cdef void close_gap(self, int64_t offset) noexcept nogil:
         if offset > self.next_offset:

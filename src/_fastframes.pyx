@@ -741,9 +741,9 @@ cdef class NatsWalker:
         cdef list taken = []
         cdef Py_ssize_t at, left
         self.put_back()
-        self.fill(taken)
-        left = at = self.start
         try:
+            self.fill(taken)
+            left = at = self.start
             at = self.walk_from(taken, &left)
             rest = self.buffer[left:at]
             self.start = at

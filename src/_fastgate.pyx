@@ -85,10 +85,14 @@ cdef inline uint8_t* put_decimal(uint8_t* p, int64_t number) noexcept nogil:
     return p
 
 
+#: Most bytes of an output buffer that are kept for the next call.
+cdef Py_ssize_t MAX_KEPT = 256 * 1024
+
+
 cdef class _Buffer:
     """Output buffer, reused by the next call so that a steady flow allocates nothing.
 
-    more() may move the memory: a pointer into it is valid until the next call of more().
+    A large one is freed, since a subscription may then be quiet for long. more() may move the memory: a pointer into it is valid until the next call of more().
     """
 
     cdef uint8_t* data
@@ -114,6 +118,9 @@ cdef class _Buffer:
     cdef bytes taken(self):
         cdef bytes out = PyBytes_FromStringAndSize(<const char*>self.data, self.used) if self.used else b""
         self.used = 0
+        if self.room > MAX_KEPT:
+            PyMem_Free(self.data)
+            self.data, self.room = NULL, 0
         return out
 
 

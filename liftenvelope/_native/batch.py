@@ -119,17 +119,23 @@ class Envelopes:
 
     def reach(self, start: int, limit: int) -> tuple[int, int]:
         """Return (stop, bytes) of the longest span from ``start`` whose envelopes fit in ``limit`` bytes."""
+        self._span(start, start)  # checks it
         total = 0
-        for i, row in enumerate(self._span(start, self.length), start):
-            if len(row or b"") > limit - total:
+        for i in range(start, self.length):
+            size = len(self._rows[i] or b"")
+            if size > limit - total:
                 return i, total
-            total += len(row or b"")
+            total += size
         return self.length, total
+
+    def size_of(self, start: int, stop: int) -> int:
+        """Return the size of all envelopes of a span, in bytes."""
+        return sum(len(row or b"") for row in self._span(start, stop))
 
     def write(self, start: int, stop: int, offsets: Buffer, data: Buffer, validity: Buffer) -> int:
         """Write a span into the three buffers of an Arrow binary array; return the number of null rows."""
         rows = self._span(start, stop)
-        if (room := sum(len(row or b"") for row in rows)) > MAX_ENVELOPE:
+        if (room := self.size_of(start, stop)) > MAX_ENVELOPE:
             raise UsageError(f"an Arrow binary array holds at most {MAX_ENVELOPE} bytes, not {room}")
         _, nulls, bits, ends, content = text_buffers(rows, "i")
         targets = [memoryview(target).cast("B") for target in (offsets, data, validity)]

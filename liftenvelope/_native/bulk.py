@@ -97,16 +97,18 @@ class _Batch:
 
     def clear(self) -> None:
         self.rows: list[_Row] = []
-        self.nbytes = 0
+        self.nbytes = self._filled = 0
         self.gaps: list[tuple[int, int]] = []
 
     @property
     def is_full(self) -> bool:
-        return len(self.rows) == self.max_rows or self.nbytes >= self.max_bytes
+        return len(self.rows) == self.max_rows or self._filled >= self.max_bytes
 
-    def add(self, row: _Row, size: int) -> None:
+    def add(self, row: _Row, size: int, more: int = 0) -> None:
+        """Add a row of a message of ``size`` bytes; ``more`` bytes count for the size of the batch too."""
         self.rows.append(row)
         self.nbytes += size
+        self._filled += size + more
 
     def take(self) -> _Taken:
         if not self.rows:
@@ -331,7 +333,8 @@ class NatsRows(_Reader):
         self._delivery, self.pending = ack.delivery, ack.pending
         self._close_gap(offset)
         self.next_offset = offset + 1
-        self._batch.add(self._row(data, head, offset, ack.timestamp), head.size)
+        more = len(head.subject) if "subject" in self._batch.wanted else 0
+        self._batch.add(self._row(data, head, offset, ack.timestamp), head.size, more)
         return MORE
 
     def _row(self, data: bytes, head: _Head, offset: int, timestamp: int) -> _Row:

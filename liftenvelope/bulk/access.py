@@ -30,6 +30,8 @@ __all__ = ["Access", "ServerKind", "Source", "Target", "find_target"]
 #: A URL, several URLs, or a client whose servers to use.
 Source: TypeAlias = "str | Iterable[str] | Client | BlockingClient"
 
+#: Highest ``max_message_bytes``: with the bytes of a batch before it, a message fits into a column of Arrow.
+_MOST_MESSAGE: Final = 1 << 30
 _PORTS: Final = {"nats": 4222, "tls": 4222, "liftbridge": 9292}
 
 
@@ -63,7 +65,7 @@ class Access:
         reconnect_wait: Seconds to keep reconnecting without progress after a connection was lost.
         stall_timeout: Seconds without any data from a server after which its connection counts as lost.
         max_message_bytes: Longest message in bytes to accept from a server. Default 64 MiB, the longest
-            message that NATS carries.
+            message that NATS carries; at most 1 GiB.
         max_brokers: Brokers to accept in one answer, and NATS servers to remember. Default 1,000.
         max_partitions: Partitions to accept in one answer, over all streams, and streams in a listing.
             Default 100,000.
@@ -109,7 +111,8 @@ class Access:
         for name in ("connect_timeout", "timeout", "stall_timeout"):
             as_seconds(name, getattr(self, name))
         as_seconds("reconnect_wait", self.reconnect_wait, zero=True)
-        for name in ("max_message_bytes", "max_brokers", "max_partitions", "max_subjects"):
+        as_count("max_message_bytes", self.max_message_bytes, most=_MOST_MESSAGE)
+        for name in ("max_brokers", "max_partitions", "max_subjects"):
             as_count(name, getattr(self, name))
         check_http2_sizes(self)
         api_prefix(self.domain, self.api_prefix)

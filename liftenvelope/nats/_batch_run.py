@@ -148,9 +148,7 @@ class BatchRun:
         """
         at = self.sent - base
         which = None if self._which is None else self._which[base : base + envelopes.length]
-        end, size = envelopes.reach(at, _PIECE)
-        if end == at:
-            size = envelopes.reach(at, self._link.max_payload)[1]
+        size = envelopes.size_of(at, stop - base)
         return envelopes.frames(at, stop - base, self._subjects, which), size
 
     async def _hand_over(self, frames: bytes, stop: int, size: int) -> None:

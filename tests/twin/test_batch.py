@@ -197,6 +197,8 @@ def test_measures(drawn: tuple[list[dict[str, Any]], Any, dict[str, Any]], limit
         batch = arrow.encoded_columns(values, **options)
         assert batch.length == len(rows)
         reached = tuple(batch.reach(start, limit) for start in range(batch.length + 1))
+        measured = tuple(batch.size_of(start, stop) for start, (stop, _) in enumerate(reached))
+        assert measured == tuple(total for _, total in reached)
         return batch.first_null(), batch.oversize(limit), reached
 
     first_null, oversize, reached = on_both(measures)
@@ -504,6 +506,16 @@ def test_each_column_may_be_the_same_for_all_rows(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("module", TWINS)
+def test_offsets_that_the_caller_changes_later_are_those_of_the_call(module: ModuleType) -> None:
+    offsets = bytearray(struct.pack("=2q", 1, 2))
+    column = module.Column.of_sequence([b"a", b"b"], "values", False)
+    batch = module.Envelopes(column, None, None, None, None, 0, offsets, False)
+    frames = batch.frames(0, 2, [b"s"], None)
+    offsets[:] = struct.pack("=2q", 2**60, 2**60)
+    assert batch.frames(0, 2, [b"s"], None) == frames
+
+
+@pytest.mark.parametrize("module", TWINS)
 def test_a_constant_that_is_no_text(module: ModuleType) -> None:
     values, bad = module.Column.same(b"v", 2), module.Column.same(b"\xff", 2)
     for columns in ((None, None, bad, None), (None, None, None, bad)):
@@ -612,6 +624,9 @@ def test_spans_and_targets_are_checked(module: ModuleType) -> None:
     for short in range(3):
         given_room = [part[:-1] if i == short else part for i, part in enumerate(room)]
         assert outcome(lambda: batch.write(0, 2, *given_room))[1] == "the buffers are too small for the span"  # noqa: B023
+    for start in (-1, 3):
+        text = f"rows {start} to {start} are not a span of 2 rows"
+        assert outcome(lambda: batch.reach(start, 9))[1] == text  # noqa: B023
     for start, stop in ((-1, 1), (0, 3), (2, 1)):
         text = f"rows {start} to {stop} are not a span of 2 rows"
         assert outcome(lambda: batch.write(start, stop, *room))[1] == text  # noqa: B023

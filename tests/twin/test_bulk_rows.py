@@ -289,6 +289,17 @@ class TestNatsRows:
         reader.feed(data, 0, len(data))
         assert set(reader.take()[4]) == {"offset"}
 
+    @pytest.mark.parametrize(("columns", "full_at"), [({"subject"}, 3), ({"offset"}, 0)])
+    def test_subjects_count_for_the_size_of_a_batch_if_they_are_read(
+        self, twin: Any, columns: set[str], full_at: int
+    ) -> None:
+        reader = twin.NatsRows(columns, 0, 9, 999, 999, bytearray)
+        reader.follow(SID, 0, -1)
+        data = b"".join(msg(b"%0400d" % number, SID, ack(number, number), b"", b"") for number in range(1, 6))
+        state, _ = reader.feed(data, 0, len(data))
+        assert (state == twin.FULL, reader.nbytes) == (bool(full_at), 0)
+        assert reader.rows == (full_at or 5)
+
     def test_an_empty_batch(self, twin: Any) -> None:
         reader = twin.NatsRows(ALL, 0, 9, 999, 999, bytearray)
         assert reader.take() == (0, -1, -1, [], {})

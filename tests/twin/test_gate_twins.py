@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -161,6 +162,18 @@ def test_both_frame_alike(deliveries: Any, least: int, most: int) -> None:
         frames = framer.frame([delivered(*one) for one in deliveries], least, most)
         found.append((frames, framer.sequence, framer.pending))
     assert found[0] == found[1]
+
+
+def test_framers_of_quiet_subscriptions_do_not_keep_what_a_large_message_took() -> None:
+    framers = [_fastgate.MessageFramer("s", 1) for _ in range(20)]
+    large = delivered(bytes(1 << 20))
+    tracemalloc.start()
+    try:
+        for framer in framers:
+            framer.frame([large], 0, -1)
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 # What is published

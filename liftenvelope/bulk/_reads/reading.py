@@ -97,7 +97,8 @@ def read(
         start_row: First row to return of the message at the offset ``start`` of one partition, to resume
             inside it. For payloads of many rows, such as ``"arrow"``.
         batch_rows: Maximum number of rows in a batch.
-        batch_bytes: Bytes of messages at which a batch is full. Each thread holds a few batches in memory.
+        batch_bytes: Bytes of messages at which a batch is full. Subjects that are read count too. Each thread
+            holds a few batches in memory.
         parallel: Number of threads that read, each over its own connection. If there are fewer ranges than
             threads, ranges are split. Default: one thread per partition, up to 4.
         via: For JetStream. ``"consumer"``: read through a consumer. ``"direct"``: read without a consumer, by
