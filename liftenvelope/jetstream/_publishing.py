@@ -111,7 +111,6 @@ class Publishing:
         #: The quick path; None before the first publish, after the end, and if the link does not allow it.
         self._quick: jet.QuickSender | None = None
         self._subscription: DirectSubscription | None = None
-        self._starting = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
         self._timer = ExpiryTimer(api.nc, self._table.next_expiry, self._expire)
         self._waiting = False
@@ -211,8 +210,6 @@ class Publishing:
             futures = [await js.publish_async("orders.new", order) for order in orders]
             acks = await asyncio.gather(*futures)
         """
-        if self._subscription is None or self._ended is not None:
-            await self._start()
         body = payload if type(payload) is bytes else as_bytes("payload", payload)
         block = b""
         if headers or options:
@@ -234,10 +231,12 @@ class Publishing:
         if size > (limit := max_payload_of(self._nc)):
             raise UsageError(f"the message must be at most {limit} bytes, the server's limit, got {size}")
         head = self._heads.of(subject)
-        called = self._loop.time()
+        called = asyncio.get_running_loop().time()
         self._in_line += 1
         try:
             async with self._line:
+                if self._subscription is None or self._ended is not None:
+                    await self._start()
                 await self._room(len(head) + size + _FRAMING, called, seconds)
         finally:
             self._in_line -= 1
@@ -292,25 +291,22 @@ class Publishing:
     # Sending
 
     async def _start(self) -> None:
-        """Subscribe to the acks. Called by the first publish."""
-        async with self._starting:
+        """Subscribe to the acks. Called by the first publish, which is the first in line."""
+        self._check_open()
+        self._link.check_open()
+        self._loop = asyncio.get_running_loop()
+        # No barrier needed: the server reads the subscription before the messages that follow it.
+        subscription = await self._link.subscribe(self._inbox + "*", self._on_message)
+        try:
             self._check_open()
-            if self._subscription is not None:
-                return
-            self._link.check_open()
-            self._loop = asyncio.get_running_loop()
-            # No barrier needed: the server reads the subscription before the messages that follow it.
-            subscription = await self._link.subscribe(self._inbox + "*", self._on_message)
-            try:
-                self._check_open()
-            except TransportError:  # closed meanwhile
-                await self._link.unsubscribe(subscription)
-                raise
-            deliver_directly(subscription, self._on_ack)
-            self._subscription = read_directly(self._nc, subscription, self._on_acks)
-            self._watcher = self._link.when_ended(subscription, self._on_ended)
-            if self._link.buffers_directly:
-                self._quick = self._quick_sender()
+        except TransportError:  # closed meanwhile
+            await self._link.unsubscribe(subscription)
+            raise
+        deliver_directly(subscription, self._on_ack)
+        self._subscription = read_directly(self._nc, subscription, self._on_acks)
+        self._watcher = self._link.when_ended(subscription, self._on_ended)
+        if self._link.buffers_directly:
+            self._quick = self._quick_sender()
 
     def _quick_sender(self) -> jet.QuickSender:
         # asyncio's own loops return this clock, and compiled code calls it in half the time of the method.
@@ -393,16 +389,19 @@ class Publishing:
         deadline, *_, attempts, wait = kept
         if attempts < 1 or self._loop.time() + wait >= deadline:
             return error
-        task = self._loop.create_task(self._retry(future, wait))
+        task = self._loop.create_task(self._retry(future, wait, error))
         self._retries[task] = future
         task.add_done_callback(self._retried)
         return None
 
-    async def _retry(self, future: PublishFuture, wait: float) -> None:
+    async def _retry(self, future: PublishFuture, wait: float, error: NoJetStreamError) -> None:
         await asyncio.sleep(wait)
         if future.done() or future.kept is None:  # cancelled by the caller meanwhile
             return
         deadline, head, block, body, attempts, wait = future.kept
+        if self._loop.time() >= deadline:  # the loop was busy: what is known must not become unknown
+            self._fail(future, error)
+            return
         future.kept = (deadline, head, block, body, attempts - 1, wait)
         try:
             await self._link.room(len(head) + len(block) + len(body) + _FRAMING, deadline)

@@ -418,7 +418,7 @@ class Message(frames.Delivered):
         while True:
             await asyncio.sleep(every)
             if self._acked:
-                return
+                continue  # perhaps not for good: an ack_sync may fail
             try:
                 self.in_progress()
             except TransportError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
@@ -12,6 +13,7 @@ from liftenvelope.errors import AckTimeoutError, TransportError
 from liftenvelope.jetstream._publishing import PublishFuture
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.stream_config import StorageType, StreamConfig
+from liftenvelope.nats.link import Link
 from liftenvelope.testing import NatsServer, run_nats_server
 from tests.integration.conftest import connect, until
 
@@ -102,6 +104,32 @@ async def test_cancelled_publish_leaves_the_line(nc: Client, name: str) -> None:
         assert (await js.publish(name)).sequence == 2
         await subscription.unsubscribe()
         await js.delete_stream(name)
+
+
+async def test_first_publishes_keep_the_order_of_the_calls(
+    jetstream_server: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Injected: a subscription that takes a while. nats-py's takes one if its queue of flushes is full."""
+    nc = await connect(jetstream_server.url)
+    subscribe = Link.subscribe
+
+    async def slow(*arguments: Any, **options: Any) -> Any:
+        await asyncio.sleep(0.1)
+        return await subscribe(*arguments, **options)
+
+    monkeypatch.setattr(Link, "subscribe", slow)
+    async with JetStream(nc, timeout=60) as js:
+        stream = await js.create_stream(StreamConfig(name=name, subjects=(name,)))
+
+        async def publish(*payloads: bytes) -> None:
+            for future in [await js.publish_async(name, payload) for payload in payloads]:
+                await future
+
+        await asyncio.gather(publish(b"0", b"2", b"3"), publish(b"1"))
+        found = [(await stream.get_message(sequence)).data for sequence in range(1, 5)]
+        assert found == [b"0", b"1", b"2", b"3"]
+        await js.delete_stream(name)
+    await nc.close()
 
 
 @pytest.mark.parametrize("what", ["context", "connection"])

@@ -10,7 +10,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from liftenvelope.envelope import new_message
-from liftenvelope.errors import ChecksumError, UsageError
+from liftenvelope.errors import CallTimeoutError, ChecksumError, UsageError
 from liftenvelope.jetstream.message import (
     Message,
     MessageMetadata,
@@ -119,6 +119,23 @@ class TestAcks:
         count = len(acks.sent)
         await asyncio.sleep(0.03)  # nothing more is sent
         assert [payload for _, payload in acks.sent] == [b"+WPI"] * (count - 1) + [b"+ACK"]
+
+    async def test_auto_ack_progress_goes_on_after_an_ack_that_was_not_confirmed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        message, acks = message_of()
+
+        async def unconfirmed(*_: object) -> None:
+            await asyncio.sleep(0.05)
+            raise CallTimeoutError("no answer")
+
+        monkeypatch.setattr(acks, "send_and_wait", unconfirmed)
+        async with asyncio.timeout(60), message.auto_ack_progress(0.01):
+            with pytest.raises(CallTimeoutError):
+                await message.ack_sync()
+            count = len(acks.sent)
+            while len(acks.sent) < count + 3:
+                await asyncio.sleep(0.005)
 
     async def test_auto_ack_progress_passes_errors_and_ends_with_the_ack(self) -> None:
         message, acks = message_of()
