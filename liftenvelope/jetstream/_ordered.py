@@ -25,7 +25,7 @@ __all__ = ["OrderedConsumer"]
 
 #: Seconds after which the server removes an unused consumer.
 _INACTIVE: Final = 300.0
-#: Seconds that a pull waits at the server. A drain loses nothing: the next reading begins where it ended.
+#: Seconds that a pull waits at the server.
 _EXPIRES: Final = 30.0
 
 
