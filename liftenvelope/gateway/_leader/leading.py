@@ -277,7 +277,7 @@ class Leading:
         """Repair the subjects of streams: a gateway may have died between two steps of a change."""
         for name in await self._to_check(set(names)):
             try:
-                await self._streams.repair(name)
+                await self._streams.repairs.repair(name)
             except StreamNotFoundError:
                 continue  # deleted meanwhile
             except LiftEnvelopeError as exc:

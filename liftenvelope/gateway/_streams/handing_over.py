@@ -37,7 +37,7 @@ async def hand_over(core: Core, record: StreamRecord, partition: int, timeout: f
         (other, number)
         for other in core.registry
         for number, part in enumerate(other.partitions)
-        if part.source == name
+        if part.source == name and part.records
     ]
     try:
         if copies or record.state is StreamPhase.READY:

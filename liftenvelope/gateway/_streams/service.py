@@ -9,7 +9,8 @@ gateway may die between two steps, so each intermediate state can be repaired fr
   and a second has passed. nats-server executes requests concurrently: a deletion sent at once could overtake
   the creation, and the stream would be left without a record.
 - Events are stored by the same write as the change. ``tell_left_over`` publishes those left later.
-- ``repair`` makes JetStream record what the stream's record says.
+- :class:`Repairs` makes JetStream record what the stream's record says: after an error during a change, at
+  the start, and when gateways come or go.
 
 The lock ``Core.changing`` admits one change at a time per gateway; compare-and-set guards against the others.
 """
@@ -40,6 +41,7 @@ from liftenvelope.gateway._cluster.records import PartitionRecord, RecordedEvent
 from liftenvelope.gateway._protocol.requests import read_request
 from liftenvelope.gateway._streams.handing_over import hand_over, with_sources
 from liftenvelope.gateway._streams.new_records import MOST_REPLICAS, check_replicas, new_record
+from liftenvelope.gateway._streams.repairing import OVERTAKEN, Repairs
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -62,8 +64,6 @@ _AT_ONCE: Final = 16
 _CATCH_UP: Final = 5.0
 #: Errors of a request that the server may still execute.
 _UNKNOWN: Final = (asyncio.CancelledError, CallTimeoutError, TransportError)
-#: Seconds for the server to execute the requests that it received before one that it has answered.
-_OVERTAKEN: Final = 1.0
 
 
 class StreamService:
@@ -71,10 +71,14 @@ class StreamService:
 
     Args:
         core: The gateway's parts.
+
+    Attributes:
+        repairs: Repairs streams after changes that ended half-way.
     """
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self.repairs = Repairs(core)
         self._changes: set[asyncio.Task[bytes]] = set()
         # By name: the streams whose creation or deletion ended without an answer, until they are removed.
         self._unsettled: dict[str, StreamRecord] = {}
@@ -88,6 +92,7 @@ class StreamService:
             await asyncio.wait(self._changes, timeout=timeout)
         for change in (*self._changes, *self._settling):
             change.cancel()
+        self.repairs.close()
 
     def whole(self, serve: StreamChange) -> StreamChange:
         """Wrap a method so that it runs to its end even if its call is cancelled."""
@@ -256,7 +261,7 @@ class StreamService:
 
     async def _keep_settling(self, name: str) -> None:
         while name in self._unsettled:
-            await asyncio.sleep(_OVERTAKEN)
+            await asyncio.sleep(OVERTAKEN)
             try:
                 async with self._core.changing:
                     await self._settle(name)
@@ -270,7 +275,7 @@ class StreamService:
             return
         # Once this is answered, the server has received everything that was sent before.
         await self._core.registry.refresh(name)
-        await asyncio.sleep(_OVERTAKEN)
+        await asyncio.sleep(OVERTAKEN)
         left = await self._core.registry.refresh(name)
         if left is not None and left.id == record.id and left.state is not StreamPhase.READY:
             await self.remove_unfinished(left)
@@ -324,12 +329,13 @@ class StreamService:
                 return replace(record.with_partitions(parts).with_events(events), resume_all=resume_all)
 
             before = await self._core.registry.find(name)
-            record = await self._core.registry.change(name, change)
-            changed = [n for n in numbers if not before.partitions[n].paused]
-            try:
-                record = await self._follow(before, record, changed)
-            finally:
-                self._tell(name, events)
+            with self.repairs.after_errors(before):
+                record = await self._core.registry.change(name, change)
+                try:
+                    sources = await self._sources(before, record, numbers)
+                finally:
+                    self._tell(name, events)
+                record = await self._core.registry.change(name, partial(with_sources, sources=sources))
         await self._core.agreement.reach(name)
         return record
 
@@ -354,8 +360,9 @@ class StreamService:
 
             # Subject first: a partition whose record says that it is resumed must already record messages.
             after = change(before)
-            sources = await self._sources(before, after, numbers)
-            record = await self._core.registry.change(name, lambda r: with_sources(change(r), sources))
+            with self.repairs.after_errors(before):
+                sources = await self._sources(before, after, numbers)
+                record = await self._core.registry.change(name, lambda r: with_sources(change(r), sources))
         self._tell(name, events)
         return record
 
@@ -376,32 +383,29 @@ class StreamService:
                 return record.with_partitions(parts).with_events(events)
 
             after = change(before)
-            sources = await self._sources(before, after, numbers)
-            await self._core.registry.change(request.name, lambda r: with_sources(change(r), sources))
+            with self.repairs.after_errors(before):
+                sources = await self._sources(before, after, numbers)
+                await self._core.registry.change(request.name, lambda r: with_sources(change(r), sources))
         self._tell(request.name, events)
         await self._core.agreement.reach(request.name)
         return api_pb2.SetStreamReadonlyResponse().SerializeToString()
 
     # Subjects
 
-    async def _follow(
-        self, before: StreamRecord, after: StreamRecord, numbers: Iterable[int]
-    ) -> StreamRecord:
-        """Apply the changed partition records to JetStream; return the record with the new sources."""
-        sources = await self._sources(before, after, numbers)
-        return await self._core.registry.change(after.name, lambda r: with_sources(r, sources))
-
     async def _sources(
         self, before: StreamRecord, after: StreamRecord, numbers: Iterable[int]
     ) -> dict[int, str | None]:
-        """Attach or detach partitions as their records changed; return their new sources by number."""
+        """Attach or detach partitions as their records changed; return their new sources by number.
+
+        A partition that records nothing is detached again: an earlier change may have ended half-way.
+        """
         sources: dict[int, str | None] = {}
         for number in numbers:
             was, is_now = before.partitions[number].records, after.partitions[number].records
-            if was and not is_now:
+            if not is_now:
                 await self._hand_over(before, number)
                 sources[number] = None
-            elif is_now and not was:
+            elif not was:
                 sources[number] = await self._core.storage.attach(after, number)
         return sources
 
@@ -417,26 +421,7 @@ class StreamService:
             if exc.code != StatusCode.UNAVAILABLE or record.state is not StreamPhase.READY:
                 raise
             _log.warning("the subject of stream %s is not recorded for now: %s", record.name, exc)
-            self._hand_over_later(record.name, partition)
-
-    def _hand_over_later(self, name: str, partition: int) -> None:
-        """Hand over in a second, unless the partition records again then. On restarts, ``repair`` does it."""
-
-        async def retry() -> None:
-            await asyncio.sleep(_OVERTAKEN)
-            try:
-                async with self._core.changing:
-                    record = self._core.registry.known(name)
-                    if record is not None and not record.partitions[partition].records:
-                        await self._hand_over(record, partition, timeout=0)
-            except LiftEnvelopeError as exc:
-                _log.warning("the subject of stream %s can't be handed over yet: %s", name, exc)
-                self._hand_over_later(name, partition)
-
-        if not self._is_closing:
-            task = asyncio.get_running_loop().create_task(retry())
-            self._settling.add(task)
-            task.add_done_callback(self._settling.discard)
+            self.repairs.later(record.name)
 
     async def finish_work(self, alive: Iterable[str], *, of_the_dead: bool) -> None:
         """Remove the streams whose creation or deletion this gateway did not finish.
@@ -454,19 +439,6 @@ class StreamService:
                     # This gateway has no change in progress while this task holds the lock.
                     if found in self._core.registry.unfinished():
                         await self.remove_unfinished(found)
-
-    async def repair(self, name: str) -> None:
-        """Make JetStream record what a stream's record says: a gateway may have died during a change."""
-        async with self._core.changing:
-            record = self._core.registry.known(name)
-            for number in range(0 if record is None else len(record.partitions)):
-                assert record is not None
-                part, storage = record.partitions[number], self._core.storage
-                if not await storage.is_recorded(record, number) and part.records:
-                    source = {number: await storage.attach(record, number)}
-                    record = await self._core.registry.change(name, partial(with_sources, sources=source))
-                elif not part.records:
-                    await storage.detach(record, number)
 
 
 def _deleting(record: StreamRecord, *, maker: str, events: tuple[RecordedEvent, ...]) -> StreamRecord:

@@ -1,0 +1,122 @@
+"""Makes JetStream record what the records of streams say, after a change that ended half-way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
+from liftenvelope.gateway._streams.handing_over import hand_over, with_sources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from liftenvelope.gateway._cluster.records import StreamRecord
+    from liftenvelope.gateway._core import Core
+
+__all__ = ["OVERTAKEN", "Repairs"]
+
+_log: Final = logging.getLogger("liftenvelope.gateway")
+
+#: Seconds for the server to execute the requests that it received before one that it has answered.
+OVERTAKEN: Final = 1.0
+
+
+class Repairs:
+    """Repairs streams, at once or in the background.
+
+    Args:
+        core: The gateway's parts.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        # Repairs in the background, by stream.
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        # Streams that need a repair which has not begun yet: those of changes that failed meanwhile, too.
+        self._wanted: set[str] = set()
+        self._is_closing = False
+
+    def close(self) -> None:
+        """End the repairs in the background. Streams that need one are repaired by the next start."""
+        self._is_closing = True
+        for task in self._tasks.values():
+            task.cancel()
+
+    async def repair(self, name: str) -> None:
+        """Make JetStream record what a stream's record says: a gateway may have died during a change.
+
+        After an error, the other partitions are repaired, then it is raised.
+
+        Raises:
+            RpcError: UNAVAILABLE: a copy has not yet received all messages of a partition that hands over
+                its subject. FAILED_PRECONDITION: a partition's subject can't be recorded.
+            StreamNotFoundError: The JetStream stream of a partition does not exist.
+            LiftEnvelopeError: JetStream does not answer or fails.
+        """
+        errors: list[LiftEnvelopeError] = []
+        async with self._core.changing:
+            record = self._core.registry.known(name)
+            for number in range(0 if record is None else len(record.partitions)):
+                assert record is not None
+                try:
+                    record = await self._repair_partition(record, number)
+                except LiftEnvelopeError as exc:
+                    errors.append(exc)
+        if errors:
+            raise next((error for error in errors if not isinstance(error, StreamNotFoundError)), errors[0])
+
+    async def _repair_partition(self, record: StreamRecord, number: int) -> StreamRecord:
+        source = None
+        if record.partitions[number].records:
+            if await self._core.storage.is_recorded(record, number):
+                return record
+            source = await self._core.storage.attach(record, number)
+        else:
+            await hand_over(self._core, record, number, timeout=0)
+        return await self._core.registry.change(record.name, partial(with_sources, sources={number: source}))
+
+    @contextmanager
+    def after_errors(self, record: StreamRecord) -> Iterator[None]:
+        """Repair a stream and its copies later if the block ends with an error or is cancelled."""
+        try:
+            yield
+        except (asyncio.CancelledError, LiftEnvelopeError):
+            streams = {record.stream_of(number) for number in range(len(record.partitions))}
+            for other in self._core.registry:
+                if any(part.source in streams for part in other.partitions):
+                    self.later(other.name)
+            self.later(record.name)
+            raise
+
+    def later(self, name: str) -> None:
+        """Repair a stream in a second, with retries."""
+        self._wanted.add(name)
+        if not self._is_closing and name not in self._tasks:
+            self._tasks[name] = asyncio.create_task(self._keep_repairing(name), name=f"repair {name}")
+
+    async def _keep_repairing(self, name: str) -> None:
+        """Repair a stream until that succeeds, and no gateway has changed the stream meanwhile."""
+        try:
+            while name in self._wanted:
+                await asyncio.sleep(OVERTAKEN)
+                self._wanted.discard(name)
+                await self._try_to_repair(name)
+        finally:
+            self._tasks.pop(name, None)
+
+    async def _try_to_repair(self, name: str) -> None:
+        try:
+            # Once this is answered, the server has received everything that was sent before.
+            before = await self._core.registry.refresh(name)
+            await self.repair(name)
+            if await self._core.registry.refresh(name) != before:
+                self._wanted.add(name)
+        except StreamNotFoundError:
+            return  # deleted meanwhile
+        except LiftEnvelopeError as exc:
+            _log.warning("could not check the subjects of stream %s, retrying: %s", name, exc)
+            self._wanted.add(name)

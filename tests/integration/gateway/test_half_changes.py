@@ -1,0 +1,152 @@
+"""Changes of streams that fail half-way: the caller gets the error, and the gateway repairs the rest.
+
+NATS refuses single requests of the gateway by the permissions of its user, so that they get no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from google.protobuf.message import Message
+from nats.aio.client import Client as NatsClient
+
+import liftenvelope
+from liftenvelope._pb import api_pb2
+from liftenvelope.client import Client
+from liftenvelope.gateway import Gateway
+from liftenvelope.gateway._partitions.recordings import nothing
+from liftenvelope.gateway._protocol.names import encode_name, partition_stream
+from liftenvelope.jetstream import JetStream
+from liftenvelope.rpc.aio import Channel
+from liftenvelope.rpc.status import RpcError
+from liftenvelope.testing import FaultProxy, run_nats_server
+from tests.conformance.actions import eventually, fill
+from tests.handled import handled
+from tests.integration.conftest import connect, until
+
+
+class Refused:
+    """A gateway whose requests NATS can refuse, a client of it, and a connection that may do everything."""
+
+    def __init__(self, proxy: FaultProxy, nc: NatsClient, gateway: Gateway, client: Client, js: JetStream):
+        self.proxy, self.nc, self.gateway, self.client, self.js = proxy, nc, gateway, client, js
+
+    async def use(self, user: str) -> None:
+        """Connect the gateway to NATS as another user."""
+        before = self.nc.stats["reconnects"]
+        self.nc.options["user"] = user
+        self.proxy.cut()
+        await until(lambda: self.nc.stats["reconnects"] > before and self.nc.is_connected)
+
+    async def call(self, method: str, request: Message) -> None:
+        """Make a call once: clients would try it again."""
+        async with await Channel.connect(self.gateway.address) as channel:
+            await channel.unary(f"/proto.API/{method}", request.SerializeToString(), timeout=60)
+
+    async def is_detached(self, name: str, partition: int = 0) -> bool:
+        """Return True if JetStream records nothing for a partition."""
+        stream = partition_stream(name, partition)
+        return (await self.js.stream(stream)).cached_info.config.subjects == (nothing(stream),)
+
+    async def stores(self, name: str, subject: str) -> bool:
+        """Return True if a raw message is stored in partition 0."""
+        stream = await self.js.stream(partition_stream(name, 0))
+        before = stream.cached_info.state.messages
+        await self.js.api.nc.publish(subject, b"raw")
+        await handled(self.js.api.nc)
+        return (await stream.info()).state.messages > before
+
+
+@asynccontextmanager
+async def running(*refused: str) -> AsyncIterator[Refused]:
+    """Run a gateway; while it is connected as ``limited``, NATS refuses requests with these subjects."""
+    users = [
+        {"user": "limited", "password": "s3cret", "permissions": {"publish": {"deny": list(refused)}}},
+        {"user": "free", "password": "s3cret"},
+    ]
+    config = {"authorization": {"users": users}}
+    with run_nats_server(jetstream=True, config=config) as server, FaultProxy(server.address) as proxy:
+        nc = await connect(f"nats://{proxy.address}", user="free", password="s3cret")
+        other = await connect(server.url, user="free", password="s3cret")
+        async with (
+            JetStream(other) as js,
+            Gateway(nc, ack_timeout=1.0, broker_ttl=60.0) as gateway,
+            liftenvelope.connect([gateway.address]) as client,
+        ):
+            yield Refused(proxy, nc, gateway, client, js)
+        await nc.close()
+        await other.close()
+
+
+async def test_pause_that_failed_at_a_partition_is_repaired(name: str) -> None:
+    request = api_pb2.PauseStreamRequest(name=name)
+    async with running(f"$JS.API.STREAM.UPDATE.{partition_stream(name, 0)}") as refused:
+        await refused.client.create_stream(name, name, partitions=2)
+        await refused.use("limited")
+        for _ in range(2):  # the record says paused already when the call is repeated
+            with pytest.raises(RpcError, match="DEADLINE_EXCEEDED"):
+                await refused.call("PauseStream", request)
+        await eventually(lambda: refused.is_detached(name, 1))
+        await refused.use("free")
+        await eventually(lambda: refused.is_detached(name, 0))
+        assert not await refused.stores(name, name)
+
+
+async def test_repeated_pause_does_what_the_failed_one_left(name: str) -> None:
+    request = api_pb2.PauseStreamRequest(name=name)
+    async with running(f"$JS.API.STREAM.UPDATE.{partition_stream(name, 0)}") as refused:
+        await refused.client.create_stream(name, name)
+        await refused.use("limited")
+        with pytest.raises(RpcError, match="DEADLINE_EXCEEDED"):
+            await refused.call("PauseStream", request)
+        await refused.use("free")
+        await refused.call("PauseStream", request)
+        assert await refused.is_detached(name)
+
+
+@pytest.mark.parametrize("change", ["PauseStream", "SetStreamReadonly"])
+async def test_copy_takes_over_after_it_could_not_be_attached(name: str, change: str) -> None:
+    copy = f"{name}-copy"
+    async with running(f"$JS.API.STREAM.UPDATE.{partition_stream(copy, 0)}") as refused:
+        await refused.client.create_stream(name, name)
+        await refused.client.create_stream(name, copy)
+        await refused.use("limited")
+        request: Message = api_pb2.PauseStreamRequest(name=name)
+        if change == "SetStreamReadonly":
+            request = api_pb2.SetStreamReadonlyRequest(name=name, readonly=True)
+        with pytest.raises(RpcError, match="DEADLINE_EXCEEDED"):
+            await refused.call(change, request)
+        await refused.use("free")
+        await eventually(lambda: refused.stores(copy, name))
+        if change == "PauseStream":
+            assert await refused.is_detached(name)
+        else:  # the record was not changed
+            await eventually(lambda: refused.stores(name, name))
+
+
+async def test_stream_whose_readonly_flag_could_not_be_stored_stays_writable(name: str) -> None:
+    async with running(f"$KV.lift_streams.{encode_name(name)}") as refused:
+        await refused.client.create_stream(name, name)
+        await refused.use("limited")
+        request = api_pb2.SetStreamReadonlyRequest(name=name, readonly=True)
+        with pytest.raises(RpcError, match="DEADLINE_EXCEEDED"):
+            await refused.call("SetStreamReadonly", request)
+        await eventually(lambda: refused.stores(name, name))
+        assert len(await fill(refused.client, name, 1)) == 1
+
+
+async def test_paused_copy_is_not_attached_when_its_source_is_paused(name: str) -> None:
+    """After a pause that failed, the record of the copy still names the source."""
+    copy = f"{name}-copy"
+    async with running(f"$JS.API.STREAM.UPDATE.{partition_stream(copy, 0)}") as refused:
+        await refused.client.create_stream(name, name)
+        await refused.client.create_stream(name, copy)
+        await refused.use("limited")
+        with pytest.raises(RpcError, match="DEADLINE_EXCEEDED"):
+            await refused.call("PauseStream", api_pb2.PauseStreamRequest(name=copy))
+        await refused.call("PauseStream", api_pb2.PauseStreamRequest(name=name))
+        await refused.use("free")
+        await eventually(lambda: refused.is_detached(copy))
+        assert await refused.is_detached(name)
