@@ -209,9 +209,12 @@ class GroupFace:
         """Serve LeaveConsumerGroup."""
         request = read_request(api_pb2.LeaveConsumerGroupRequest, raw, self._core.options.limits)
         _check(groupId=request.groupId, consumerId=request.consumerId)
-        state = await self.find(request.groupId)
-        client = _checked_client_id(state, request.consumerId, client_name(call.peer_certificate))
         try:
+            state = await self._state(request.groupId)
+            client = _checked_client_id(state, request.consumerId, client_name(call.peer_certificate))
+            if not client:
+                # An empty client id would also remove a member that another client joins meanwhile.
+                raise UnknownMemberError(f"{request.consumerId!r} is not a member of {request.groupId!r}")
             await self._leave(request.groupId, request.consumerId, client)
         except GroupError as exc:
             raise group_status(exc) from exc
@@ -312,6 +315,17 @@ class GroupFace:
         except GroupError as exc:
             raise group_status(exc) from exc
         return found if isinstance(found, GroupState) else None
+
+    async def _state(self, name: str) -> GroupState:
+        """Return a group's state, with a live coordinator.
+
+        Raises:
+            GroupError: The group does not exist, or its record can't be read.
+        """
+        found = (await self._coordinator.directory.list([name]))[name]
+        if isinstance(found, GroupError):
+            raise found
+        return found
 
     def _broker(self, controller: str) -> str:
         """Return the id of the gateway that runs a coordinator; the coordinator's own id if none is known."""

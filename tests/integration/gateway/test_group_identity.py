@@ -11,10 +11,11 @@ import pytest
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.gateway import Gateway
+from liftenvelope.group._store import GroupStore
 from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import NatsServer, run_nats_server
-from tests.integration.conftest import connect
+from tests.integration.conftest import connect, until
 from tests.integration.gateway.policed_gateway import Caller, PolicedGateway
 
 PATIENCE = 60.0
@@ -142,6 +143,38 @@ async def test_member_is_for_the_certificate_that_joined(policed: PolicedGateway
             assert await call.receive() is None
     await leave(await policed.caller("anna", other), name)
     assert (await group(anna, name)).error == api_pb2.ConsumerGroupMetadata.UNKNOWN_GROUP
+
+
+@pytest.mark.parametrize("through", ["coordinator", "other"])
+async def test_leave_of_a_consumer_that_is_not_a_member_yet_does_not_remove_it(
+    policed: PolicedGateway, name: str, monkeypatch: pytest.MonkeyPatch, through: str
+) -> None:
+    """Faked: JetStream takes long to store that the member has joined."""
+    joined = await join(await policed.caller("anna"), name, "two")
+    coordinator = with_id(policed, joined.coordinator)
+    (other,) = [gateway for gateway in policed.gateways if gateway.id != joined.coordinator]
+    assert coordinator._running is not None
+    host = coordinator._running.groups._coordinator.directory.hosts[name]
+    put, is_storing, may_store = GroupStore.put, asyncio.Event(), asyncio.Event()
+
+    async def put_later(store: GroupStore, key: str, *arguments: Any, **options: Any) -> int:
+        if key == host._key:
+            is_storing.set()
+            await may_store.wait()
+        return await put(store, key, *arguments, **options)
+
+    anna = await policed.caller("anna", coordinator)
+    mallory = await policed.caller("mallory", coordinator if through == "coordinator" else other)
+    monkeypatch.setattr(GroupStore, "put", put_later)
+    async with asyncio.TaskGroup() as tasks:
+        joining = tasks.create_task(join(anna, name))
+        await is_storing.wait()
+        leaving = tasks.create_task(status_of(leave(mallory, name)))
+        await until(lambda: leaving.done() or host._calls)
+        may_store.set()
+    assert leaving.result().code == StatusCode.FAILED_PRECONDITION
+    assert "not a member" in leaving.result().description
+    await beat(anna, name, joining.result().epoch)
 
 
 async def test_member_keeps_its_certificate_when_the_coordinator_goes(
