@@ -103,9 +103,9 @@ class CheckedIntake:
 
     async def close(self) -> None:
         """Stop forwarding messages."""
-        subscriptions, self._subscriptions = self._subscriptions, []
-        for subscription in subscriptions:
-            await self._link.unsubscribe(subscription)
+        while self._subscriptions:  # a cancelled call leaves the others to the next
+            await self._link.unsubscribe(self._subscriptions[-1])
+            self._subscriptions.pop()
         for task in self._sending:
             task.cancel()
         if self._sending:

@@ -28,6 +28,7 @@ whether it has received all of them.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PartitionAckReader"]
 
+_log: Final = logging.getLogger("liftenvelope.gateway")
 _NS: Final = 1_000_000_000
 #: Seconds before JetStream redelivers a message. Readers recover sooner: see the module's docstring.
 _ACK_WAIT: Final = 30
@@ -215,8 +217,9 @@ class PartitionAckReader:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-            if not task.cancelled() and (failure := task.exception()) is not None:
-                raise failure
+            if not task.cancelled() and (defect := task.exception()) is not None:
+                # Not raised: the caller has other readers to close.
+                _log.error("the acks of %s ended with a defect", self._jetstream_stream, exc_info=defect)
         await self._unsubscribe()
 
     async def __aenter__(self) -> Self:

@@ -73,6 +73,8 @@ class Leading:
         self.bindings = Bindings()
         # Partitions led here, by stream, then by partition.
         self._led: dict[str, dict[int, _Led]] = {}
+        # Partitions no longer led here whose work is not stopped yet.
+        self._ending: set[_Led] = set()
         self._wanted = asyncio.Event()
         # Names of the streams to reconcile; None for all.
         self._changed: set[str] | None = None
@@ -96,7 +98,10 @@ class Leading:
             self._task.cancel()
             await asyncio.wait([self._task])
         led, self._led = self._led, {}
-        await asyncio.gather(*(one.close() for parts in led.values() for one in parts.values()))
+        parts = {one for parts in led.values() for one in parts.values()}
+        # The task may have been cancelled while it stopped some.
+        await asyncio.gather(*(one.close() for one in parts | self._ending))
+        self._ending.clear()
 
     def readers(self) -> list[tuple[str, str, PartitionAckReader]]:
         """Return the ack readers of the partitions led here, with their streams, here and in JetStream."""
@@ -227,10 +232,12 @@ class Leading:
         """Stop leader work for the partitions of a stream that are not in ``wanted``."""
         led = self._led[name]
         old = [number for number, one in led.items() if wanted.get((name, number)) != one.record_id]
-        closing = [led.pop(number) for number in old]
+        ending = {led.pop(number) for number in old}
+        self._ending |= ending
         if not led:
             del self._led[name]
-        await asyncio.gather(*(one.close() for one in closing))
+        await asyncio.gather(*(one.close() for one in ending))
+        self._ending -= ending
         for number in old:
             self.bindings.drop((name, number))
 
@@ -382,7 +389,7 @@ class _Led:
         await self.acks.catch_up()
 
     async def close(self) -> None:
-        """Stop all parts."""
+        """Stop all parts. After a close that was cancelled, stop the rest."""
         if self._intake is not None:
             await self._intake.close()
         if self._idle is not None:

@@ -454,6 +454,29 @@ async def test_a_reader_is_started_once_and_closed_twice(partition: Partition) -
     await reader.close()
 
 
+async def test_reader_that_ended_with_a_defect_closes_and_logs_it(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Faked: there is no known defect."""
+    reader = partition.reader()
+    await reader.start()
+
+    async def fail() -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(reader, "_take_over", fail)
+    reader.restored()
+    task = reader._task
+    assert task is not None
+    await asyncio.wait([task])
+    assert reader._subscriptions
+    await reader.close()
+    assert not reader._subscriptions
+    [record] = [one for one in caplog.records if "ended with a defect" in one.message]
+    assert record.exc_info is not None
+    assert "a defect" in str(record.exc_info[1])
+
+
 async def test_a_lost_connection(jetstream_server: NatsServer, name: str) -> None:
     """Messages in transit when the connection is lost are redelivered without waiting for JetStream."""
     nc = await connect(jetstream_server.url)

@@ -1,0 +1,45 @@
+"""The leader work of partitions ends with its gateway, whatever it does at that moment."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from nats.aio.client import Client as NatsClient
+
+import liftenvelope
+from liftenvelope.gateway import Gateway
+from liftenvelope.gateway._acks.reader import PartitionAckReader
+from liftenvelope.testing import NatsServer
+from tests.integration.conftest import until
+
+
+@pytest.fixture
+def nats_url(jetstream_server: NatsServer) -> str:
+    return jetstream_server.url
+
+
+async def test_gateway_that_closes_while_it_stops_leading_closes_the_ack_readers(
+    nc: NatsClient, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faked: the first attempt to close a reader takes long."""
+    close, begun = PartitionAckReader.close, asyncio.Event()
+
+    async def close_slowly(reader: PartitionAckReader) -> None:
+        if not begun.is_set():
+            begun.set()
+            await asyncio.Event().wait()
+        await close(reader)
+
+    async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+        await client.create_stream(name, name)
+        assert gateway._running is not None
+        leading = gateway._running.leading
+        await until(lambda: name in {stream for stream, _, _ in leading.readers()})
+        [reader] = [reader for stream, _, reader in leading.readers() if stream == name]
+        monkeypatch.setattr(PartitionAckReader, "close", close_slowly)
+        await client.delete_stream(name)
+        await begun.wait()
+        assert reader._subscriptions
+    assert not reader._subscriptions
+    assert reader._task is None
