@@ -69,6 +69,8 @@ class SubscribeService:
         read = Read(record, request)
         if read.member is not None:
             await self._groups.check_member(read, client_name(call.peer_certificate))
+            # The stream may have changed meanwhile.
+            read.record = record = await self._record(request)
         if not read.any_replica:
             # Checked again because the checks above awaited. No await may follow before reads.add(): only
             # added reads are told of changes.

@@ -13,8 +13,10 @@ import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.activity import ActivityEvent, GroupJoined, GroupLeft
 from liftenvelope.gateway import Gateway
+from liftenvelope.gateway._readers.groups import GroupFace
+from liftenvelope.gateway._readers.reads import Read
 from liftenvelope.nats import accelerate
-from liftenvelope.rpc.aio import Channel
+from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import NatsServer, run_gateway, run_nats_server
 from tests.integration.conftest import connect
@@ -238,6 +240,45 @@ async def test_readers_of_older_epochs_are_fenced(faces: list[Face], name: str) 
             with pytest.raises(RpcError, match="not currently assigned this partition"):
                 async with subscribe(5) as late:
                     await late.receive()
+
+
+async def take_all(call: Call, messages: list[bytes]) -> None:
+    while found := await call.receive():
+        messages += found
+
+
+@pytest.mark.parametrize(
+    ("change", "end"),
+    [("readonly", "End of readonly partition"), ("pause", "segment has been closed")],
+)
+async def test_stream_that_changes_while_the_member_is_checked(
+    faces: list[Face], name: str, monkeypatch: pytest.MonkeyPatch, change: str, end: str
+) -> None:
+    """Faked: the change comes just when the check has ended."""
+    await faces[0].create(name)
+    addresses = [face.gateway.address for face in faces]
+    check = GroupFace.check_member
+    async with liftenvelope.connect(addresses) as client:
+
+        async def check_and_change(groups: GroupFace, read: Read, member: str) -> None:
+            await check(groups, read, member)
+            if change == "readonly":
+                await client.set_stream_readonly(name)
+            else:
+                await client.pause_stream(name)
+
+        await client.publish(name, b"value")
+        leader = (await client.fetch_metadata()).streams[name].partitions[0].leader
+        monkeypatch.setattr(GroupFace, "check_member", check_and_change)
+        (face,) = [face for face in faces if face.gateway.id == leader]
+        request = api_pb2.SubscribeRequest(stream=name, startPosition=api_pb2.EARLIEST)
+        request.consumer.groupId, request.consumer.consumerId = name, "one"
+        raw = request.SerializeToString()
+        async with face.channel.server_stream("/proto.API/Subscribe", raw, timeout=60) as call:
+            messages: list[bytes] = []
+            with pytest.raises(RpcError, match=end):
+                await take_all(call, messages)
+            assert len(messages) == (2 if change == "readonly" else 0)  # with the empty first one
 
 
 async def test_the_coordinator_is_closed(faces: list[Face], own_nats: NatsServer, name: str) -> None:
