@@ -198,10 +198,14 @@ class Gateway:
         async with self._changing:
             if self._running is not None:
                 raise UsageError("the gateway is started already: close it before the next start")
-            probe = self._setup.readiness
+            setup = self._setup
+            probe = setup.readiness
             probe.stage = STARTING
             try:
-                self._running = await start_gateway(self._setup)
+                self._running = await start_gateway(setup)
+                # The certificates may have been reloaded during the start.
+                if self._setup.tls is not None and self._setup.tls is not setup.tls:
+                    self._running.server.replace_tls(self._setup.tls)
             finally:
                 probe.stage = NOT_STARTED if self._running is None else RUNNING
             _log.info("gateway %s serves on %s", self.id, self._running.address, extra={"gateway": self.id})

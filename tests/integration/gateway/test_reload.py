@@ -22,6 +22,7 @@ import trustme
 import liftenvelope
 from liftenvelope.errors import PermissionDeniedError, TransportError, UsageError
 from liftenvelope.gateway import Gateway
+from liftenvelope.gateway._monitoring.readiness import STARTING
 from liftenvelope.gateway.serving import Serving, reload, running_gateway
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
@@ -198,6 +199,30 @@ async def test_policy_is_read_at_once_and_a_bad_one_is_one_error(
         await client.delete_stream("policed")
         with pytest.raises(UsageError, match="policy_file must come with a tls context that requires"):
             gateway.reload(tls=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+
+
+async def test_certificates_reloaded_during_the_start_are_used(
+    tmp_path: Path, jetstream_server: NatsServer
+) -> None:
+    def made(part: str) -> tuple[Certificates, ssl.SSLContext | None]:
+        (tmp_path / part).mkdir()
+        certificates = Certificates(tmp_path / part)
+        cert, key = (str(certificates.gateway_config[name]) for name in ("tls_cert", "tls_key"))
+        return certificates, Serving(nats_url=jetstream_server.url, tls_cert=cert, tls_key=key).tls()
+
+    _, old = made("old")
+    certificates, new = made("new")
+    nc = await connect(jetstream_server.url)
+    gateway = Gateway(nc, tls=old)
+    starting = asyncio.create_task(gateway.start())
+    await asyncio.sleep(0)
+    assert gateway.readiness().reasons["running"] == STARTING
+    gateway.reload(tls=new)
+    await starting
+    async with await Channel.connect(gateway.address, tls=certificates.anonymous()) as channel:
+        await channel.unary("/proto.API/FetchMetadata", b"", timeout=60)
+    await gateway.close()
+    await nc.close()
 
 
 async def test_gateway_without_tls_refuses_a_tls_context(jetstream_server: NatsServer) -> None:
