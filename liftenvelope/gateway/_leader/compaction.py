@@ -3,6 +3,10 @@
 A message is deleted only after a newer one with its key was read. So the newest message of a key survives a
 restart, a lost connection, and another gateway that compacts the same partition.
 
+A stream can go back to an older state under the same name: nats-server loses the newest messages in a crash
+of the machine, or a backup is restored. Its next messages then get sequences that the index has for other
+keys. So the index is used only while the last message read is still stored with the same timestamp.
+
 The first compaction reads the partition from its beginning. The newest sequence of each key stays in memory,
 and later compactions read only new messages. Two limits bound that memory: one for a partition and one for
 all partitions of a gateway. A partition whose keys do not fit is read from the beginning every time, once for
@@ -27,10 +31,13 @@ from liftenvelope.errors import (
     EnvelopeError,
     JetStreamError,
     LiftEnvelopeError,
+    MessageNotFoundError,
     StreamNotFoundError,
+    TransportError,
 )
 from liftenvelope.gateway._leader.compaction_plan import CompactionPlan
-from liftenvelope.gateway._partitions.feed import DeliveryFeed, sequences_of
+from liftenvelope.gateway._partitions.feed import DeliveryFeed, sequences_of, stored_at
+from liftenvelope.jetstream.api import parse_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,9 +152,10 @@ class Compactor:
         self._budget = budget or CompactionBudget()
         self._is_wanted = is_wanted
         self._task: asyncio.Task[None] | None = None
-        # Keys of all messages up to the position, and sequences of the messages to delete.
+        # Keys of all messages up to the position, and sequences of the messages to delete. The position is
+        # the sequence of the last message read, which was stored at this time.
         self._plan = CompactionPlan(max_memory)
-        self._position = 0
+        self._position = self._stored_at = 0
         self._obsolete: list[int] = []
         # Last sequence of the newest complete compaction, and creation time of the stream at that time.
         self._compacted = 0
@@ -194,7 +202,7 @@ class Compactor:
                 raise
 
     async def _compact(self) -> Compaction:
-        info = await self._same_stream()
+        info = await self._known_stream()
         last = info.state.last_seq
         result, again = Compaction(), self._is_due(info)
         while again:
@@ -221,32 +229,51 @@ class Compactor:
         self._obsolete.clear()
         self._budget.release(self)
 
-    async def _same_stream(self) -> StreamInfo:
-        """Request the stream's state; drop the index if another stream of the same name has replaced it."""
-        info = (await self._js.stream(self._stream)).cached_info
-        if info.created != self._created or info.state.last_seq < max(self._position, self._compacted):
+    async def _known_stream(self) -> StreamInfo:
+        """Request the stream's state; drop the index if the stream no longer has the index's messages."""
+        info = await self._info()
+        if info.created != self._created or self._is_shorter(info):
             self._forget()
             self._created = info.created
+        elif self._is_due(info) and await self._time_at_position() != self._stored_at:
+            self._forget()  # the message may also be deleted: then nothing tells that the others are the same
         return info
+
+    async def _info(self) -> StreamInfo:
+        return (await self._js.stream(self._stream)).cached_info
+
+    def _is_shorter(self, info: StreamInfo) -> bool:
+        return info.state.last_seq < max(self._position, self._compacted)
+
+    async def _time_at_position(self) -> int | None:
+        """Return the time at which the message at the position was stored, None if it is deleted."""
+        if not self._position:
+            return self._stored_at
+        try:
+            return await self._js.api.request_as(
+                lambda answer: parse_ns(answer["message"]["time"]),
+                f"STREAM.MSG.GET.{self._stream}",
+                {"seq": self._position},
+            )
+        except MessageNotFoundError:
+            return None
 
     async def _read(self, last: int, so_far: Compaction) -> Compaction:
         """Read from the position up to sequence ``last`` and delete obsolete messages."""
-        loop, read, deleted = asyncio.get_running_loop(), 0, 0
-        feed = DeliveryFeed(self._js, self._stream, self._position + 1)
+        loop, read, deleted, reached = asyncio.get_running_loop(), 0, 0, self._position
+        feed = DeliveryFeed(self._js, self._stream, reached + 1)
         try:
             await feed.open()
-            while feed.pending and self._position < last:
+            while feed.pending and reached < last:
                 deliveries = await _take(feed)
                 for start in range(0, len(deliveries), _SLICE):
-                    if self._position >= last:
-                        break
                     began = loop.time()
                     read += self._see(deliveries[start : start + _SLICE], last)
                     await asyncio.sleep(_PAUSE * (loop.time() - began))
                     if len(self._obsolete) >= _COLLECTED:
                         deleted += await self._delete()
+                reached = max([reached, *sequences_of(deliveries[-1:])])
             deleted += await self._delete()
-            self._position = last
         finally:
             await feed.close()
         return replace(so_far, read=so_far.read + read, deleted=so_far.deleted + deleted)
@@ -256,19 +283,20 @@ class Compactor:
         count = 0
         for sequence, delivery in zip(sequences_of(deliveries), deliveries, strict=True):
             if sequence > last:
-                self._position = last
                 break
             if (obsolete := self._plan.see(sequence, _key(delivery[3]))) is not None:
                 self._obsolete.append(obsolete)
             self._position = sequence
             count += 1
+        if count:
+            self._stored_at = stored_at(deliveries[count - 1])
         return count
 
     async def _delete(self) -> int:
         """Delete obsolete messages. The next compaction retries those that can't be deleted now."""
-        loop, created, deleted = asyncio.get_running_loop(), self._created, 0
-        if self._obsolete and (await self._same_stream()).created != created:
-            raise self._is_gone()
+        loop, deleted = asyncio.get_running_loop(), 0
+        if self._obsolete:
+            await self._check_stream()
         while some := self._obsolete[-_DELETIONS_AT_ONCE:]:
             began = loop.time()
             if not self._is_wanted():
@@ -279,6 +307,21 @@ class Compactor:
             del self._obsolete[-len(some) :]
             await asyncio.sleep(_PAUSE * (loop.time() - began))
         return deleted
+
+    async def _check_stream(self) -> None:
+        """Check that the sequences to delete are still those of the messages read.
+
+        Raises:
+            StreamNotFoundError: Another stream of the same name has replaced the stream.
+            TransportError: The stream has gone back to an older state.
+        """
+        info = await self._info()
+        if info.created != self._created:
+            raise self._is_gone()
+        # The message at the position may have been deleted meanwhile, by a client or another gateway.
+        if self._is_shorter(info) or await self._time_at_position() not in (None, self._stored_at):
+            self._forget()
+            raise TransportError(f"{self._stream} has gone back to an older state during its compaction")
 
     def _is_gone(self) -> StreamNotFoundError:
         self._forget()

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from liftenvelope.jetstream.context import JetStream
     from liftenvelope.nats.receiving import DirectSubscription
 
-__all__ = ["DeliveryFeed", "PartitionDelivery", "ask_start", "budget_of", "sequences_of"]
+__all__ = ["DeliveryFeed", "PartitionDelivery", "ask_start", "budget_of", "sequences_of", "stored_at"]
 
 #: A message from a consumer: subject, reply, headers, payload.
 PartitionDelivery: TypeAlias = tuple[str, bytes, bytes | None, bytes]
@@ -99,6 +99,11 @@ def sequences_of(deliveries: list[PartitionDelivery]) -> list[int]:
     tokens = deliveries[0][1].count(b".") + 1
     at = _SEQUENCE_AT if tokens == _TOKENS else _SEQUENCE_AT + 2
     return [int(delivery[1].split(b".", at + 1)[at]) for delivery in deliveries]
+
+
+def stored_at(delivery: PartitionDelivery) -> int:
+    """Return the time at which a delivery was stored, in nanoseconds since 1970."""
+    return int(delivery[1].rsplit(b".", 2)[1])
 
 
 def budget_of(nc: Client) -> PullBudget:

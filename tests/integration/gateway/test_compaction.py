@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
 from liftenvelope.envelope import new_message, unmarshal_message
-from liftenvelope.errors import CallTimeoutError, EnvelopeError, StreamNotFoundError, UsageError
+from liftenvelope.errors import (
+    CallTimeoutError,
+    EnvelopeError,
+    StreamNotFoundError,
+    TransportError,
+    UsageError,
+)
 from liftenvelope.gateway._leader.compaction import Compaction, CompactionBudget, Compactor
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.stream_config import StreamConfig
-from liftenvelope.testing import NatsServer
-from tests.integration.conftest import connect
+from liftenvelope.testing import NatsServer, run_nats_server
+from tests.integration.conftest import connect, until
 
 
 @pytest.fixture
@@ -160,6 +168,132 @@ async def test_stream_made_anew_during_a_compaction_loses_nothing(js: JetStream,
     assert [key for _, key in await left(js, name)] == keys
     is_there = True
     assert (await compactor.compact()).deleted == 0
+
+
+class Rewinding:
+    """A stream on a server of its own that can go back to an older state, as after a crash of the machine.
+
+    Args:
+        server: The server.
+        store: Folder of the server's streams.
+        js: JetStream on the server.
+        name: Name of the stream.
+    """
+
+    def __init__(self, server: NatsServer, store: Path, js: JetStream, name: str) -> None:
+        self._server = server
+        self._store = store
+        self._copy = store.with_name("copy")
+        self.js = js
+        self.name = name
+
+    async def remember(self) -> None:
+        """Copy the state, for :meth:`rewind`."""
+        await asyncio.to_thread(self._server.stop)
+        shutil.copytree(self._store, self._copy)
+        await self._start()
+
+    async def rewind(self) -> None:
+        """Go back to the state of :meth:`remember`."""
+        await asyncio.to_thread(self._server.kill)
+        shutil.rmtree(self._store)
+        shutil.copytree(self._copy, self._store)
+        await self._start()
+
+    async def _start(self) -> None:
+        nc = self.js.api.nc
+        reconnects = nc.stats["reconnects"]
+        await asyncio.to_thread(self._server.start)
+        await until(lambda: nc.is_connected and nc.stats["reconnects"] > reconnects)
+
+    async def fill(self, keys: list[bytes]) -> None:
+        await fill(self.js, self.name, keys)
+
+    async def left(self) -> list[tuple[int, bytes]]:
+        return await left(self.js, self.name)
+
+
+@pytest.fixture
+async def rewinding(name: str, tmp_path: Path) -> AsyncIterator[Rewinding]:
+    store = tmp_path / "store"
+    with run_nats_server(jetstream=True, config={"jetstream": {"store_dir": str(store)}}) as server:
+        client = await connect(server.url)
+        async with JetStream(client, timeout=60) as js:
+            await js.create_stream(StreamConfig(name=name, subjects=(name,)))
+            yield Rewinding(server, store, js, name)
+        await client.close()
+
+
+async def test_stream_that_went_back_and_grew_again_loses_no_newest_message(rewinding: Rewinding) -> None:
+    compactor = Compactor(rewinding.js, rewinding.name)
+    await rewinding.fill([b"a", b"b"])
+    await rewinding.remember()
+    await rewinding.fill([b"c", b"d"])
+    assert (await compactor.compact()).read == 4
+    await rewinding.rewind()
+    # Sequence 3 held key c before. Key e is its only message now.
+    await rewinding.fill([b"e", b"c", b"a"])
+    assert await compactor.compact() == Compaction(readings=1, read=5, deleted=1)
+    assert await rewinding.left() == [(2, b"b"), (3, b"e"), (4, b"c"), (5, b"a")]
+
+
+async def test_stream_that_went_back_behind_deleted_messages_loses_no_newest_message(
+    rewinding: Rewinding,
+) -> None:
+    """The last message of the partition was deleted before the compaction could read it."""
+    compactor = Compactor(rewinding.js, rewinding.name)
+    await rewinding.fill([b"a", b"b"])
+    await rewinding.remember()
+    await rewinding.fill([b"c"])
+    await (await rewinding.js.stream(rewinding.name)).delete_message(3)
+    await compactor.compact()
+    await rewinding.rewind()
+    await rewinding.fill([b"a", b"b"])
+    assert await compactor.compact() == Compaction(readings=1, read=2, deleted=2)
+    assert await rewinding.left() == [(3, b"a"), (4, b"b")]
+
+
+async def test_index_is_dropped_if_its_last_message_was_deleted(js: JetStream, name: str) -> None:
+    compactor = Compactor(js, name)
+    await fill(js, name, [b"a", b"b"])
+    await compactor.compact()
+    await (await js.stream(name)).delete_message(2)
+    await fill(js, name, [b"a", b"b"])
+    assert await compactor.compact() == Compaction(readings=1, read=3, deleted=1)
+    assert await left(js, name) == [(3, b"a"), (4, b"b")]
+
+
+class Interrupted(Compactor):
+    """A compactor that awaits a function before it deletes messages."""
+
+    meanwhile: Callable[[], Awaitable[None]]
+
+    async def _delete(self) -> int:
+        await self.meanwhile()
+        return await super()._delete()
+
+
+@pytest.mark.parametrize("more", [0, 2, 6])
+async def test_stream_that_goes_back_during_a_compaction_loses_no_newest_message(
+    rewinding: Rewinding, more: int
+) -> None:
+    """Afterwards it has fewer messages than before, as many or more."""
+    compactor = Interrupted(rewinding.js, rewinding.name)
+    await rewinding.fill([b"a", b"b"])
+    await rewinding.remember()
+    await rewinding.fill([b"c", b"c"])
+    keys = [b"a", b"b", *(b"other-%d" % number for number in range(more))]
+
+    async def go_back() -> None:
+        await rewinding.rewind()
+        await rewinding.fill(keys[2:])
+
+    compactor.meanwhile = go_back
+    with pytest.raises(TransportError, match="has gone back to an older state"):
+        await compactor.compact()
+    assert [key for _, key in await rewinding.left()] == keys
+    again = Compactor(rewinding.js, rewinding.name)
+    assert await again.compact() == Compaction(readings=1, read=len(keys))
 
 
 async def test_cancelled_compaction_is_finished_by_the_next(js: JetStream, name: str) -> None:
