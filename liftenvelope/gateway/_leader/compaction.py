@@ -197,7 +197,7 @@ class Compactor:
             try:
                 return await self._compact()
             except BaseException:
-                if not self._plan.is_whole:
+                if not (self._plan.is_whole and self._budget.keep(self, self._plan.memory)):
                     self._forget()
                 raise
 

@@ -18,6 +18,7 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.gateway._leader.compaction import Compaction, CompactionBudget, Compactor
+from liftenvelope.gateway._partitions.feed import PartitionDelivery
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.stream_config import StreamConfig
 from liftenvelope.testing import NatsServer, run_nats_server
@@ -273,6 +274,20 @@ class Interrupted(Compactor):
         return await super()._delete()
 
 
+class Failing(Compactor):
+    """A compactor that counts the messages it reads and can't delete any."""
+
+    read = 0
+
+    def _see(self, deliveries: list[PartitionDelivery], last: int) -> int:
+        count = super()._see(deliveries, last)
+        self.read += count
+        return count
+
+    async def _delete(self) -> int:
+        raise TransportError("injected")
+
+
 @pytest.mark.parametrize("more", [0, 2, 6])
 async def test_stream_that_goes_back_during_a_compaction_loses_no_newest_message(
     rewinding: Rewinding, more: int
@@ -294,6 +309,21 @@ async def test_stream_that_goes_back_during_a_compaction_loses_no_newest_message
     assert [key for _, key in await rewinding.left()] == keys
     again = Compactor(rewinding.js, rewinding.name)
     assert await again.compact() == Compaction(readings=1, read=len(keys))
+
+
+@pytest.mark.parametrize(("max_memory", "read"), [(1_000, 101), (1 << 20, 0)])
+async def test_compaction_that_can_not_delete_keeps_no_index_beyond_the_budget(
+    js: JetStream, name: str, max_memory: int, read: int
+) -> None:
+    """FAKE: the error of the deletion."""
+    await fill(js, name, [*(b"%d" % number for number in range(100)), b"0"])
+    compactor = Failing(js, name, budget=CompactionBudget(max_memory))
+    for _ in range(2):
+        compactor.read = 0
+        with pytest.raises(TransportError, match="injected"):
+            await compactor.compact()
+    # A compaction continues an index that was kept, and reads everything without one.
+    assert compactor.read == read
 
 
 async def test_cancelled_compaction_is_finished_by_the_next(js: JetStream, name: str) -> None:
