@@ -38,6 +38,7 @@ from liftenvelope.errors import (
 from liftenvelope.gateway._leader.compaction_plan import CompactionPlan
 from liftenvelope.gateway._partitions.feed import DeliveryFeed, sequences_of, stored_at
 from liftenvelope.jetstream.api import parse_ns
+from liftenvelope.jetstream.counting import is_stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -264,7 +265,12 @@ class Compactor:
         feed = DeliveryFeed(self._js, self._stream, reached + 1)
         try:
             await feed.open()
-            while feed.pending and reached < last:
+            while reached < last:
+                if not feed.pending:
+                    # A consumer on a replica that lags has nothing pending although the leader has more.
+                    if not await is_stored(self._js.api, self._stream, reached + 1, last):
+                        break
+                    feed.replace_consumer()
                 deliveries = await _take(feed)
                 for start in range(0, len(deliveries), _SLICE):
                     began = loop.time()

@@ -17,6 +17,7 @@ from liftenvelope.client import Client
 from liftenvelope.client._streams import MAX_REPLICATION
 from liftenvelope.envelope import AckPolicy, new_message, unmarshal_ack
 from liftenvelope.errors import LiftEnvelopeError, ResourcesExceededError, ServerError
+from liftenvelope.gateway._leader.compaction import Compactor
 from liftenvelope.gateway._partitions.storage import Storage
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.testing import GatewayCluster, NatsServer, run_gateway
@@ -120,6 +121,26 @@ async def test_reads_are_whole_while_the_replicas_are_filled(
                     assert [message.offset async for message in messages] == [*range(count)]
                 async with client.subscribe(name, start="latest", reverse=True) as messages:
                     assert [message.offset async for message in messages] == [*reversed(range(count))]
+    await nc.close()
+
+
+async def test_compaction_reads_every_message_while_the_replicas_are_filled(
+    servers: list[NatsServer], name: str, tmp_path: Path
+) -> None:
+    """JetStream places each reader at random, also on a replica that lags, as after a restore."""
+    url, count = ",".join(server.url for server in servers), 2_000
+    nc = await connect(servers[0].url)
+    async with JetStream(nc, timeout=60) as js:
+        await js.create_stream(StreamConfig(name=name, subjects=(name,), num_replicas=3))
+        value = os.urandom(10_000)
+        envelopes = [new_message(value, key=b"%d" % number) for number in range(count)]
+        await asyncio.gather(*[await js.publish_async(name, envelope) for envelope in envelopes])
+        await asyncio.to_thread(bulk.backup, url, name, tmp_path)
+        for _ in range(4):
+            await js.delete_stream(name)
+            await asyncio.to_thread(bulk.restore_backup, tmp_path, url)
+            compactions = await asyncio.gather(*(Compactor(js, name).compact() for _ in range(6)))
+            assert [compaction.read for compaction in compactions] == [count] * 6
     await nc.close()
 
 
