@@ -196,6 +196,8 @@ class DeliveryFeed:
         self._window = PullWindow(asyncio.get_running_loop().time())
         self._pulls: dict[bytes, _Pull] = {}
         self._pull_number = 0
+        # Number of the last pull from an earlier consumer.
+        self._last_old_pull = 0
         # True while the feed waits in the budget's queue for its next pull.
         self._is_waiting = False
         self._heard = 0.0
@@ -336,6 +338,9 @@ class DeliveryFeed:
         self.wake()
 
     def _on_status(self, raw: PartitionDelivery) -> None:
+        token = raw[0].rpartition(".")[2]
+        if not token.isdecimal() or int(token) <= self._last_old_pull:
+            return  # a pull from an earlier consumer
         text = raw[2] or b""
         status = text[9:12]
         if status == b"100":
@@ -345,9 +350,9 @@ class DeliveryFeed:
             # The consumer is deleted, its server stops or no longer leads it, or there are no responders.
             self._lose()
             return
-        pull = self._pulls.pop(raw[0].rpartition(".")[2].encode(), None)
+        pull = self._pulls.pop(token.encode(), None)
         if pull is None:
-            return  # a pull from an earlier consumer, or one that has ended already
+            return  # it has ended already
         found = _BYTES_LEFT.search(text)
         left = int(found[1]) if found else 0
         self._window.ended(pull.amount, left, expired=expired)
@@ -434,7 +439,7 @@ class DeliveryFeed:
         # Messages received so far are from the last consumer.
         self._drop_received()
         self._window.forget()
-        self._delivered, self._lost = 0, False
+        self._delivered, self._lost, self._last_old_pull = 0, False, self._pull_number
         self._heard = asyncio.get_running_loop().time()
         self._pull_if_room()
 

@@ -17,6 +17,7 @@ from liftenvelope.gateway._partitions.feed import DeliveryFeed, PartitionDeliver
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.stream_config import StreamConfig
 from liftenvelope.nats.acceleration import accelerate
+from liftenvelope.nats.link import Link
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import FaultProxy, NatsServer, run_gateway, run_nats_server
@@ -229,6 +230,26 @@ async def test_old_consumer_is_deleted_when_a_feed_begins_anew_or_ends(
             await feed.close()
             assert await consumers(0) == []
         await nc.close()
+
+
+async def test_late_status_of_an_earlier_consumer_does_not_lose_the_next_one(
+    js: JetStream, name: str
+) -> None:
+    """FAKE: the status, which the server sends here before it answers that the next consumer is made."""
+    stream = await js.stream(name)
+    feed = DeliveryFeed(js, name, 1)
+    await feed.open()
+    feed.replace_consumer()
+    await fill(js, name, [b"1"])
+    assert len(await take(feed, 1)) == 1
+    consumers = [consumer async for consumer in stream.consumer_names()]
+    status = b"NATS/1.0 409 Consumer Deleted\r\n\r\n"
+    head = f"HPUB {feed._inbox}.1 {len(status)} {len(status)}\r\n".encode()
+    Link(js.api.nc).write(head + status + b"\r\n", 1, 0)
+    await fill(js, name, [b"2"])
+    assert sequences_of(await take(feed, 1)) == [2]
+    assert [consumer async for consumer in stream.consumer_names()] == consumers
+    await feed.close()
 
 
 async def test_feeds_cancelled_while_they_start_leave_no_consumers(js: JetStream, name: str) -> None:
