@@ -37,11 +37,12 @@ _VIOLATION_PAUSE: Final = 60.0
 _HELD_BACK: Final = 1_000
 _LOOK: Final = 0.01
 #: Shell script that runs the server $0 with the configuration $1. It stops the server when its own standard
-#: input ends, so the server never outlives the gateway, even one that was killed.
+#: input ends, so the server never outlives the gateway, even one that was killed. Not by SIGINT: a shell
+#: makes background processes ignore it, so a server that has just begun would not stop.
 _GUARD: Final = """
 exec 3<&0
 "$0" -c "$1" </dev/null & server=$!
-(read -r _ <&3; kill -INT $server) & guard=$!
+(read -r _ <&3; kill -TERM $server) & guard=$!
 wait $server; status=$?
 kill $guard 2>/dev/null
 exit $status
@@ -143,30 +144,40 @@ class EmbeddedNats:
         ports = self._folder / "ports"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = await self._lock(deadline)
+            lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as exc:
             raise UsageError(f"the folder for streams can't be used: {exc}") from exc
         try:
-            shutil.rmtree(ports, ignore_errors=True)
-            ports.mkdir(mode=0o700)
-            logins = Logins(self._folder, open_to_publishers=self._is_open)
-            await self._launch(program, {**self._configuration(ports), **logins.configuration}, lock)
-        finally:
-            # The server has inherited the lock and holds it as long as it lives.
-            os.close(lock)
-        while not (url := _url_in(ports)):
-            if deadline.is_over or self.returncode is not None:
-                await self.stop()
-                raise TransportError(f"nats-server did not start: {self._reason()}")
-            await asyncio.sleep(_LOOK)
-        try:
-            logins.write(url)
-        except OSError as exc:
+            try:
+                await self._take(lock, deadline)
+                logins = Logins(self._folder, open_to_publishers=self._is_open)
+                shutil.rmtree(ports, ignore_errors=True)
+                ports.mkdir(mode=0o700)
+                await self._launch(program, {**self._configuration(ports), **logins.configuration}, lock)
+            finally:
+                # The server has inherited the lock and holds it as long as it lives.
+                os.close(lock)
+            url = await self._listening(ports, deadline)
+            _write(logins, url)
+        except BaseException:  # also a cancellation: the server must not outlive it
             await self.stop()
-            raise UsageError(f"the folder for streams can't be used: {exc}") from exc
+            raise
         self.url, self.login = url, logins.gateway
         self._log_from_now_on()
         return self
+
+    async def _listening(self, ports: Path, deadline: Deadline) -> str:
+        """Wait until the server listens; return its URL.
+
+        Raises:
+            TransportError: The server has ended, or is not ready in time.
+        """
+        while not (url := _url_in(ports)):
+            if deadline.is_over or self.returncode is not None:
+                await self.stop()  # so that its whole log is read
+                raise TransportError(f"nats-server did not start: {self._reason()}")
+            await asyncio.sleep(_LOOK)
+        return url
 
     def _reason(self) -> str:
         """Log the lines held back; return the most severe ones as the reason of the failure instead."""
@@ -187,33 +198,38 @@ class EmbeddedNats:
         for line in lines:
             log_line(line)
 
-    async def _lock(self, deadline: Deadline) -> int:
-        """Lock the folder; return the file descriptor. Two servers in one folder would destroy its data."""
-        lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    async def _take(self, lock: int, deadline: Deadline) -> None:
+        """Lock the folder. Two servers in one folder would destroy its data."""
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 # The server of a gateway that was just killed is about to end.
                 if deadline.is_over:
-                    os.close(lock)
                     raise TransportError(
                         f"another nats-server uses the folder {self._folder}: stop it or use another one"
                     ) from None
                 await asyncio.sleep(_LOOK)
             else:
-                return lock
+                return
 
     async def _launch(self, program: Path, configuration: dict[str, Any], lock: int) -> None:
         path = self._folder / "nats-server.json"
         # The server's configuration format is JSON without the escape \u.
         write_private(path, json.dumps(configuration, indent=1, ensure_ascii=False))
+        creating = asyncio.ensure_future(self._create([str(program), str(path)], lock))
+        try:
+            await asyncio.shield(creating)
+        finally:
+            # Python 3.11 waits forever for a process that was cancelled while it was created.
+            await creating
+
+    async def _create(self, arguments: list[str], lock: int) -> None:
         process = self._process = await asyncio.create_subprocess_exec(
             "/bin/sh",
             "-c",
             _GUARD,
-            str(program),
-            str(path),
+            *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
@@ -277,6 +293,13 @@ class EmbeddedNats:
                 self._lines = [*self._lines[-_HELD_BACK:], line]
             if self.on_line is not None:
                 self.on_line(line)
+
+
+def _write(logins: Logins, url: str) -> None:
+    try:
+        logins.write(url)
+    except OSError as exc:
+        raise UsageError(f"the folder for streams can't be used: {exc}") from exc
 
 
 def _url_in(ports: Path) -> str:

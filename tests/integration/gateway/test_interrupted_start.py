@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import types
 from collections.abc import AsyncIterator, Coroutine, Generator
@@ -17,7 +18,8 @@ from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.gateway import Gateway
 from liftenvelope.gateway._cluster.registry import StreamRegistry
 from liftenvelope.gateway._streams.reserved import ACTIVITY, CURSORS, reserved_record
-from liftenvelope.gateway.serving import Serving
+from liftenvelope.gateway.embedded import EmbeddedNats
+from liftenvelope.gateway.serving import Serving, embedded_nats
 from liftenvelope.jetstream import JetStream
 from liftenvelope.testing import run_nats_server
 from tests.integration.certificates import Certificates
@@ -154,6 +156,44 @@ async def test_interrupted_start_leaves_nothing(
     async with Gateway(nc, id=name) as gateway, liftenvelope.connect([gateway.address]) as client:
         await client.create_stream(name, name)
     await residue.is_gone()
+
+
+async def test_cancelled_start_of_nats_server_ends_it_and_frees_its_folder(tmp_path: Path) -> None:
+    files = open_files()
+    for step in range(1, _MOST_STEPS):
+        own, interruption = EmbeddedNats(tmp_path), Interruption(step)
+        try:
+            await asyncio.create_task(interruption.run(own.start()))
+        except asyncio.CancelledError:
+            # The server holds the lock as long as it lives.
+            assert is_free(tmp_path / "lock")
+            assert open_files() == files
+        else:
+            await own.stop()
+            assert not interruption.was_reached
+            break
+    assert step > 2
+
+
+def is_free(lock: Path) -> bool:
+    """Return whether no process has locked a file."""
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+async def test_cancelled_wait_for_a_folder_closes_its_lock(tmp_path: Path) -> None:
+    async with embedded_nats(Serving(data_dir=str(tmp_path))):
+        files = open_files()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(Interruption(1).run(EmbeddedNats(tmp_path).start()))
+        assert open_files() == files
+        with pytest.raises(TransportError, match="another nats-server uses the folder"):
+            await EmbeddedNats(tmp_path).start(timeout=0.01)
+        assert open_files() == files
 
 
 async def test_closing_waits_for_start(nc: NatsClient) -> None:
