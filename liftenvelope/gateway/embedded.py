@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import sysconfig
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -283,8 +283,7 @@ class EmbeddedNats:
 
     async def _read(self, stderr: asyncio.StreamReader) -> None:
         # A server that has ended may be stopped before this task begins: it must not rely on the process.
-        async for raw in stderr:
-            line = raw.decode("utf-8", "replace")
+        async for line in _lines(stderr):
             if _OWN_PASSWORDS in line or self._is_repeated(line):
                 continue
             if self._is_logged:
@@ -293,6 +292,23 @@ class EmbeddedNats:
                 self._lines = [*self._lines[-_HELD_BACK:], line]
             if self.on_line is not None:
                 self.on_line(line)
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Yield lines, of those beyond the stream's limit of 64 KiB only a part from the beginning."""
+    begins = True
+    while True:
+        try:
+            raw = await stream.readuntil()
+        except asyncio.IncompleteReadError as exc:
+            raw = exc.partial
+        except asyncio.LimitOverrunError as exc:
+            raw = await stream.read(exc.consumed)
+        if not raw:
+            return
+        if begins:
+            yield raw.decode("utf-8", "replace")
+        begins = raw.endswith(b"\n")
 
 
 def _write(logins: Logins, url: str) -> None:

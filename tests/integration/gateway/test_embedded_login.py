@@ -275,3 +275,20 @@ async def test_login_can_be_required_without_a_policy(tmp_path: Path, name: str)
             await client.create_stream(name, name)
         async with raw(login(tmp_path, "publisher")) as nc, AckInbox(nc) as inbox:
             assert (await inbox.publish(name, b"v")).offset == 0
+
+
+async def test_long_lines_of_the_log_are_cut_and_the_next_ones_read(tmp_path: Path) -> None:
+    """The trace has a line with the payload of each message."""
+    own, lines = EmbeddedNats(tmp_path, config={"trace": True}), list[str]()
+    await own.start()
+    own.on_line = lines.append
+    async with raw(own.url) as nc:
+        for size in (60_000, 70_000, 1_000_000):
+            await nc.publish("first", b"y" * size)
+        await nc.publish("last", b"z")
+        await until(lambda: any("[PUB last  1]" in line for line in lines))
+    await own.stop()
+    payloads = [line for line in lines if "MSG_PAYLOAD" in line]
+    assert [line.count("y") > 50_000 for line in payloads] == [True, True, True, False]
+    assert max(map(len, lines)) < 200_000
+    assert all(line.startswith("[") for line in lines)
