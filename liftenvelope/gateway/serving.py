@@ -347,8 +347,9 @@ async def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM, then drain. A second signal has its default effect on the program.
 
-    SIGHUP reads the certificates and the policy file again: see :func:`reload`. If systemd started the
-    program with ``Type=notify``, it is told when the gateway is ready, reloads and stops.
+    SIGHUP reads the certificates and the policy file again: see :func:`reload`. During the start, that waits
+    until the gateway is ready. If systemd started the program with ``Type=notify``, it is told when the
+    gateway is ready, reloads and stops.
 
     Args:
         serving: Settings of the gateway.
@@ -367,6 +368,8 @@ async def serve(
     logging.getLogger("asyncio").addFilter(_is_worth_a_line)
     map_large_blocks()
     with stopped_by_signals() as stop:
+        must_reload = asyncio.Event()
+        loop.add_signal_handler(signal.SIGHUP, must_reload.set)
         try:
             async with (
                 feeding_watchdog(),
@@ -378,6 +381,8 @@ async def serve(
                 on_ready(gateway, without_secrets(serving.nats_url or (own.url if own is not None else "")))
                 loop.add_signal_handler(signal.SIGHUP, _reload_and_notify, serving, gateway)
                 notify("READY=1", f"STATUS=serving on {gateway.address}")
+                if must_reload.is_set():
+                    _reload_and_notify(serving, gateway)
                 await _wait(stop, own)
                 loop.add_signal_handler(signal.SIGHUP, lambda: None)  # it must not end the drain
                 notify("STOPPING=1", f"STATUS=draining, for at most {serving.drain} s")
@@ -389,7 +394,8 @@ async def serve(
 def stopped_by_signals() -> Iterator[asyncio.Event]:
     """Handle SIGINT and SIGTERM while the block runs; a second one has its default effect on the program.
 
-    A handler of SIGHUP that the block adds is removed after it.
+    SIGHUP, which ends a program by default, is ignored until the block adds a handler. That one is removed
+    after the block.
 
     Yields:
         An event that the first signal sets.
@@ -404,6 +410,7 @@ def stopped_by_signals() -> Iterator[asyncio.Event]:
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, end)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)
     try:
         yield stop
     finally:

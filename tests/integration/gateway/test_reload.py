@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from liftenvelope.gateway._monitoring.readiness import STARTING
 from liftenvelope.gateway.serving import Serving, reload, running_gateway
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
+from liftenvelope.testing._ports import free_port
 from tests.integration.certificates import Certificates
 from tests.integration.conftest import connect, until
 
@@ -120,6 +122,37 @@ async def test_new_handshakes_use_new_certificates_and_open_connections_stay(
         # The connection of before still works.
         await channel.unary("/proto.API/FetchMetadata", b"", timeout=60)
         await channel.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_sighup_during_the_start_does_not_end_the_program(tmp_path: Path, workers: int) -> None:
+    """One gateway reads its files again when it is ready. Workers start after the signal."""
+    arguments = ["--workers", str(workers), "--data-dir", str(tmp_path), *options(Certificates(tmp_path))]
+    addresses = [
+        "--listen",
+        "127.0.0.1:0",
+        "--nats-listen",
+        f"127.0.0.1:{free_port()}",
+        "--http",
+        "127.0.0.1:0",
+    ]
+    log = tmp_path / "log"
+    with (tmp_path / "lock").open("w") as lock, log.open("w") as errors:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the program waits for the server that seems to use the folder
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-W", "error", "-m", "liftenvelope", "serve", *arguments, *addresses),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+        )
+        await until(lambda: "serving health and metrics" in log.read_text() or process.returncode is not None)
+        process.send_signal(signal.SIGHUP)
+    assert process.stdout is not None
+    assert SERVING.match((await process.stdout.readline()).decode()), log.read_text()
+    if workers == 1:
+        await until(lambda: "reloaded the certificates" in log.read_text())
+    process.terminate()
+    async with asyncio.timeout(120):
+        assert await process.wait() == 0
 
 
 async def test_bad_certificates_keep_the_old_and_are_one_error(
