@@ -250,7 +250,12 @@ class _Workers:
 
     async def _reload(self) -> None:
         notify_reloading()
-        await asyncio.gather(*(slot.tell("reload", _PATIENCE) for slot in self._slots))
+        answers = await asyncio.gather(*(slot.tell("reload", _PATIENCE) for slot in self._slots))
+        for slot, answer in zip(self._slots, answers, strict=True):
+            # A worker that does not run reads the files when it starts.
+            if slot.process is not None and not answer:
+                text = "worker %d did not reload its certificates and policy within %.0f s"
+                _log.warning(text, slot.number, _PATIENCE, extra={"worker": slot.number})
         if self.is_told:
             notify("READY=1", self.status())
 

@@ -286,6 +286,20 @@ async def test_sighup_makes_all_workers_use_new_certificates(
         await served.stopped()
 
 
+async def test_worker_that_does_not_reload_in_time_is_logged(
+    tmp_path: Path, jetstream_server: NatsServer
+) -> None:
+    async with program(tmp_path, "--nats", jetstream_server.url, *options(Certificates(tmp_path))) as served:
+        pid = served.worker_pid(2)
+        os.kill(pid, signal.SIGSTOP)
+        served.process.send_signal(signal.SIGHUP)
+        await until(lambda: "worker 2 did not reload its certificates and policy" in served.log())
+        os.kill(pid, signal.SIGCONT)
+        assert "worker 1 did not reload" not in served.log()
+        await until(lambda: served.log().count("reloaded the certificates") == 2)
+        await served.stopped()
+
+
 async def test_port_of_a_worker_that_is_taken_is_one_line(jetstream_server: NatsServer) -> None:
     port = two_ports()
     with socket.create_server(("127.0.0.1", port + 1)):
