@@ -234,14 +234,28 @@ async def test_tells_why_it_is_not_ready_before_it_is_connected(jetstream_server
             await running.__aexit__(None, None, None)
 
 
-@pytest.fixture
-async def http(jetstream_server: NatsServer) -> AsyncIterator[str]:
-    """Address of an HTTP server with small limits, for a gateway that is not started."""
-    limits = Limits(max_http_connections=3, max_http_request_bytes=1_024, http_timeout=2.0)
-    nc = await connect(jetstream_server.url)
+@asynccontextmanager
+async def small_server(url: str, timeout: float) -> AsyncIterator[str]:
+    """Run an HTTP server with small limits, for a gateway that is not started; yield its address."""
+    limits = Limits(max_http_connections=3, max_http_request_bytes=1_024, http_timeout=timeout)
+    nc = await connect(url)
     server = HttpServer(GatewayMonitor(Gateway(nc, limits=limits)))
     yield await server.start("127.0.0.1", 0)
     await server.close()
+
+
+@pytest.fixture
+async def http(jetstream_server: NatsServer) -> AsyncIterator[str]:
+    """Address of a server that answers also on a busy machine."""
+    async with small_server(jetstream_server.url, 60.0) as address:
+        yield address
+
+
+@pytest.fixture
+async def impatient(jetstream_server: NatsServer) -> AsyncIterator[str]:
+    """Address of a server that soon closes connections without a request."""
+    async with small_server(jetstream_server.url, 0.5) as address:
+        yield address
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
@@ -303,17 +317,16 @@ async def test_connection_carries_one_request(http: str) -> None:
     assert (await exchange(http, one * 5)).count(b"200 OK") == 1
 
 
-async def test_client_that_sends_no_request_is_closed(http: str) -> None:
+async def test_client_that_sends_no_request_is_closed(impatient: str) -> None:
     for request in (b"", b"GET /readyz HTTP/1.1\r\nHost:", b"\x16\x03\x01\x02\x00\x01\x00"):
         raw = b""
         with suppress(ConnectionResetError):
-            raw = await exchange(http, request)
+            raw = await exchange(impatient, request)
         assert b"200" not in raw
-    assert (await get(http, "/healthz")).status == 200
 
 
-async def test_client_that_trickles_its_request_is_closed(http: str) -> None:
-    host, _, port = http.rpartition(":")
+async def test_client_that_trickles_its_request_is_closed(impatient: str) -> None:
+    host, _, port = impatient.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"GET /readyz HTTP/1.1\r\n")
     reading = asyncio.create_task(reader.read())
@@ -370,7 +383,7 @@ async def test_oldest_connection_makes_room(http: str) -> None:
     silent = [await asyncio.open_connection(host, int(port)) for _ in range(10)]
     assert (await get(http, "/healthz")).status == 200
     async with asyncio.timeout(60):
-        for reader, _ in silent:
+        for reader, _ in silent[:8]:  # the request is the third connection
             with suppress(ConnectionResetError):
                 assert await reader.read() == b""
     for _, writer in silent:
