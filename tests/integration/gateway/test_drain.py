@@ -83,7 +83,7 @@ async def test_every_stored_message_of_publish_many_has_its_ack(tmp_path: Path, 
         liftenvelope.connect([address]) as client,
     ):
         await client.create_stream(name, name)
-        run = client.publish_many(name, values(), max_in_flight=10_000, on_error="collect", timeout=20.0)
+        run = client.publish_many(name, values(), max_in_flight=1_000, on_error="collect", timeout=20.0)
         publishing = asyncio.ensure_future(_finished(run))
         await until(lambda: run.summary.acked > 5_000)
         await stopped(process)
