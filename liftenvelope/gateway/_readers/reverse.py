@@ -1,8 +1,9 @@
 """Serves Subscribe with ``reverse``: sends messages from a start offset back to the oldest.
 
 JetStream delivers forwards only. So the partition is read in chunks from the end, and each chunk is sent in
-reverse order. If a chunk has more bytes than expected, its oldest messages are dropped and read again as the
-next chunk. So a call never holds much more than a chunk.
+reverse order. If a chunk has more bytes or messages than expected, its oldest messages are dropped and read
+again as the next chunk. So a call never holds much more than a chunk. Where most messages are deleted, as by
+compaction, a chunk has more offsets.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ __all__ = ["read_backwards"]
 #: Size of a chunk that is read forwards and sent backwards, in bytes, and its most messages.
 _CHUNK_BYTES: Final = 1 << 20
 _CHUNK: Final = 1_000
+#: Most offsets of a chunk, and of one in relation to the chunk before. They bound what is read and dropped
+#: where messages are dense again.
+_WIDEST: Final = 100_000
+_GROWTH: Final = 8
 
 
 async def read_backwards(
@@ -67,8 +72,10 @@ async def read_backwards(
         low = max(start - size + 1, stop)
         low, messages = await _range(core, stream, low, start, read)
         held = sum(map(_size, messages))
-        # The next messages are expected to be as large as these.
-        size = min(max(_CHUNK_BYTES * (start - low + 1) // max(held, 1), 1), _CHUNK)
+        # The next messages are expected to be as large and as dense as these.
+        offsets = start - low + 1
+        fitting = min(_CHUNK_BYTES * offsets // max(held, 1), _CHUNK * offsets // max(len(messages), 1))
+        size = min(max(fitting, 1), max(size, _CHUNK) * _GROWTH, _WIDEST)
         if await may_send(core, read):
             await call.send_framed(b"".join(framer.frame([m], 0, -1) for m in reversed(messages)))
         start = low - 1
@@ -107,7 +114,7 @@ async def _range(
 ) -> tuple[int, deque[PartitionDelivery]]:
     """Return the messages from an offset to offset ``high`` that still exist, in ascending order.
 
-    The offset comes with them. It is ``low``, or a higher one if the messages hold more than a chunk.
+    The offset comes with them. It is ``low``, or a higher one if the messages are more than a chunk.
     """
     feed = DeliveryFeed(core.read_js, stream, low + 1)
     read.feed = feed
@@ -129,7 +136,7 @@ async def _range(
                 if framer.sequence <= high + 1:
                     found.append(message)
                     held += _size(message)
-                while held > _CHUNK_BYTES and len(found) > 1:
+                while len(found) > 1 and (held > _CHUNK_BYTES or len(found) > _CHUNK):
                     held -= _size(found.popleft())
                     low = sequences_of([found[0]])[0] - 1
             if not messages:

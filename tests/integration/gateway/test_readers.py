@@ -8,11 +8,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 import liftenvelope
 from liftenvelope._pb import api_pb2
+from liftenvelope.envelope import new_message
 from liftenvelope.errors import ServerError, UsageError
 from liftenvelope.gateway import Gateway
+from liftenvelope.gateway._leader.compaction import Compactor
 from liftenvelope.gateway._partitions.feed import DeliveryFeed, PartitionDelivery, sequences_of
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.stream_config import StreamConfig
@@ -95,6 +98,33 @@ async def test_reading_backwards_holds_a_chunk_though_the_last_messages_are_far_
             async with client.subscribe(name, start="latest", reverse=True) as messages:
                 assert [message.value async for message in messages] == values[::-1]
             assert resident_mib(pid, "VmHWM") - before <= 32
+
+
+async def test_reading_backwards_over_deleted_messages_takes_few_consumers(name: str) -> None:
+    dense, deleted = 2_500, 8_000
+    with run_nats_server(jetstream=True) as server:
+        nc = await connect(server.url)
+        made: list[str] = []
+
+        async def note(msg: Msg) -> None:
+            made.append(msg.subject)
+
+        async with (
+            Gateway(nc, broker_ttl=60.0) as gateway,
+            liftenvelope.connect([gateway.address]) as client,
+            JetStream(nc, timeout=60) as js,
+        ):
+            await client.create_stream(name, name)
+            await client.publish_many(name, [b"%d" % number for number in range(dense)])
+            for _ in range(deleted // 1_000):
+                await fill(js, name, [new_message(b"same", key=b"key")] * 1_000)
+            await Compactor(js, f"lift_{name}_0").compact()
+            await nc.subscribe(f"$JS.API.CONSUMER.CREATE.lift_{name}_0.>", cb=note)
+            async with client.subscribe(name, start="latest", reverse=True) as messages:
+                offsets = [message.offset async for message in messages]
+            assert offsets == [dense + deleted - 1, *reversed(range(dense))]
+            assert len(made) <= 7  # two for the deleted messages, three for the others
+        await nc.close()
 
 
 @pytest.mark.parametrize(("size", "count", "readers"), [(100_000, 150, 16), (3_500_000, 6, 8)])
