@@ -72,7 +72,7 @@ async def running(*refused: str) -> AsyncIterator[Refused]:
         other = await connect(server.url, user="free", password="s3cret")
         async with (
             JetStream(other) as js,
-            Gateway(nc, ack_timeout=1.0, broker_ttl=60.0) as gateway,
+            Gateway(nc, ack_timeout=4.0, broker_ttl=60.0) as gateway,
             liftenvelope.connect([gateway.address]) as client,
         ):
             yield Refused(proxy, nc, gateway, client, js)
