@@ -19,11 +19,29 @@ __all__ = ["S3Server", "run_s3"]
 
 _BUCKET: Final = "archives"
 _SECRET: Final = "hidden-word"
+#: moto looks if an object is there (``If-None-Match``) and stores it in two steps, and both of two writers at
+#: once could succeed. So one request is handled at a time, once it has come completely.
 _PROGRAM: Final = """
+import io
 import sys
-from moto.server import ThreadedMotoServer
+import threading
 
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+from moto.moto_server import threaded_moto_server
+
+
+class OneByOne(threaded_moto_server.DomainDispatcherApplication):
+    turn = threading.Lock()
+
+    def __call__(self, environ, start_response):
+        size = int(environ.get("CONTENT_LENGTH") or 0)
+        if size:
+            environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(size))
+        with self.turn:
+            return super().__call__(environ, start_response)
+
+
+threaded_moto_server.DomainDispatcherApplication = OneByOne
+server = threaded_moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
 server.start()
 print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
