@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -36,6 +37,19 @@ async def _silent(_: object) -> None:
 async def cut(server: NatsServer, nc: Client) -> None:
     await asyncio.to_thread(server.kill)
     await until(lambda: not nc.is_connected)
+
+
+@asynccontextmanager
+async def disconnected(name: str) -> AsyncIterator[tuple[NatsServer, Client, JetStream]]:
+    """Yield a server that was killed after one message of a new stream, its connection, and JetStream."""
+    with run_nats_server(jetstream=True) as server:
+        nc = await connect(server.url, pending_size=BUFFER)
+        async with JetStream(nc, timeout=60) as js:
+            await js.create_stream(StreamConfig(name=name))
+            await js.publish(name)
+            await cut(server, nc)
+            yield server, nc, js
+        await nc.close()
 
 
 async def restore(server: NatsServer, nc: Client) -> None:
@@ -180,54 +194,36 @@ class TestFullBuffer:
             await nc.close()
 
     async def test_publishes_that_wait_for_the_same_room_fail_together(self, name: str) -> None:
-        with run_nats_server(jetstream=True) as server:
-            nc = await connect(server.url, pending_size=BUFFER)
-            async with JetStream(nc) as js:
-                await js.create_stream(StreamConfig(name=name), timeout=60)
-                await js.publish(name, timeout=60)
-                await cut(server, nc)
-                first = await js.publish_async(name, BODY, timeout=60)
-                waiting = [js.publish(name, BODY, timeout=0.5) for _ in range(200)]
-                async with asyncio.timeout(50):  # 100 s, if one waited after the other
-                    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-                assert {type(outcome) for outcome in outcomes} == {TransportError}
-                assert all("buffer is full" in str(outcome) for outcome in outcomes)
-                await restore(server, nc)
-                assert (await first).sequence == 2
-                assert (await js.publish(name, timeout=60)).sequence == 3
-            await nc.close()
+        async with disconnected(name) as (server, nc, js):
+            first = await js.publish_async(name, BODY)
+            waiting = [js.publish(name, BODY, timeout=0.5) for _ in range(200)]
+            async with asyncio.timeout(50):  # 100 s, if one waited after the other
+                outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+            assert {type(outcome) for outcome in outcomes} == {TransportError}
+            assert all("buffer is full" in str(outcome) for outcome in outcomes)
+            await restore(server, nc)
+            assert (await first).sequence == 2
+            assert (await js.publish(name)).sequence == 3
 
     async def test_waiting_publishes_are_stored_in_order_after_the_reconnect(self, name: str) -> None:
-        with run_nats_server(jetstream=True) as server:
-            nc = await connect(server.url, pending_size=BUFFER)
-            async with JetStream(nc, timeout=60) as js:
-                await js.create_stream(StreamConfig(name=name))
-                await js.publish(name)
-                await cut(server, nc)
-                waiting = [asyncio.create_task(js.publish(name, BODY)) for _ in range(20)]
-                waiting.append(asyncio.create_task(js.publish(name, b"small")))
-                await asyncio.sleep(0)
-                await restore(server, nc)
-                acks = await asyncio.gather(*waiting)
-                assert [ack.sequence for ack in acks] == list(range(2, 23))
-            await nc.close()
+        async with disconnected(name) as (server, nc, js):
+            waiting = [asyncio.create_task(js.publish(name, BODY)) for _ in range(20)]
+            waiting.append(asyncio.create_task(js.publish(name, b"small")))
+            await asyncio.sleep(0)
+            await restore(server, nc)
+            acks = await asyncio.gather(*waiting)
+            assert [ack.sequence for ack in acks] == list(range(2, 23))
 
     async def test_message_that_fits_without_its_subject_waits(self, name: str) -> None:
         """The whole command must fit: it was refused at once instead of waiting."""
-        with run_nats_server(jetstream=True) as server:
-            nc = await connect(server.url, pending_size=BUFFER)
-            async with JetStream(nc, timeout=60) as js:
-                await js.create_stream(StreamConfig(name=name))
-                await js.publish(name)
-                await cut(server, nc)
-                pending = nc.pending_data_size
-                waiting = asyncio.create_task(js.publish(name, bytes(BUFFER - pending - 1)))
-                await asyncio.sleep(0)
-                assert not waiting.done()
-                assert nc.pending_data_size == pending
-                await restore(server, nc)
-                assert (await waiting).sequence == 2
-            await nc.close()
+        async with disconnected(name) as (server, nc, js):
+            pending = nc.pending_data_size
+            waiting = asyncio.create_task(js.publish(name, bytes(BUFFER - pending - 1)))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            assert nc.pending_data_size == pending
+            await restore(server, nc)
+            assert (await waiting).sequence == 2
 
     async def test_retry_waits_for_room(self, name: str) -> None:
         with run_nats_server(jetstream=True) as server:
