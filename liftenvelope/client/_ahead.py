@@ -24,7 +24,7 @@ __all__ = ["SecondLook", "start_after"]
 #: Seconds for which a cursor must be ahead of its stream, and seconds between two requests meanwhile.
 _CERTAIN: Final = 3.0
 _PAUSE: Final = 0.25
-#: Seconds that are left to a caller for what follows.
+#: Seconds that a caller keeps for what follows.
 _SPARE: Final = 1.0
 
 
@@ -50,7 +50,8 @@ class SecondLook:
             info: The metadata as fetched just now.
             offset: The offset of the cursor; None for no cursor.
             fetch: Fetches the metadata again.
-            left: Returns the seconds left to do so. The last one is not used. Default: no limit.
+            left: Returns the seconds that the caller has left. It keeps the last second for what follows.
+                Default: no limit.
         """
         clock = asyncio.get_running_loop().time
         while offset is not None and info.newest_offset < offset:

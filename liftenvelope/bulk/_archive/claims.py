@@ -236,8 +236,9 @@ def _is_gone(owner: object) -> bool:
         return False
     if not str(owner[2]).isdecimal():
         return False
-    found = _process(int(owner[2]))
-    return found != owner and not (not found and _is_hidden(int(owner[2])))
+    pid = int(owner[2])
+    found = _process(pid)
+    return found != owner if found else not _is_hidden(pid)
 
 
 def _is_hidden(pid: int) -> bool:
@@ -247,5 +248,5 @@ def _is_hidden(pid: int) -> bool:
     except PermissionError:
         return True
     except (ProcessLookupError, OverflowError):
-        return False
+        pass
     return False
