@@ -23,9 +23,9 @@ class FilterGaps:
       that the read got and those still to come are as many. If they are fewer, messages may be on their way
       that the leader has removed since: they are in a socket, or on the replica of the consumer, which lags.
       Only when the read has passed the oldest message, or the backlog, are they lost.
-    - Later messages are delivered as they are stored. None is lost in a gap if the oldest message was stored
-      before the last time at which the read was up to date before it passed the gap, since retention takes
-      the oldest messages first.
+    - Later messages are delivered as they are stored. What counts is the moment when the read was last up to
+      date before it passed a gap. If the oldest message was stored earlier, none is lost in the gap, since
+      retention takes the oldest messages first.
 
     Args:
         start: First offset of the read.
@@ -38,8 +38,7 @@ class FilterGaps:
         self._suspect: int | None = None
         # Offset to reach before the suspect is looked at again.
         self._again_at = 0
-        # Offsets that the read has reached, and for each the last time before it at which the read was up to
-        # date.
+        # Offsets that the read has reached, and when it was last up to date before each.
         self._passed: list[int] = []
         self._passed_at: list[float] = []
         #: Last time, in seconds of a monotonic clock, at which the read had every message that matches.
@@ -93,7 +92,7 @@ class FilterGaps:
         return later
 
     def _current_before(self, stop: int) -> float:
-        """Return the last time at which the read was up to date before it passed the gap up to ``stop``."""
+        """Return when the read was last up to date before it passed the gap that ends at ``stop``."""
         at = bisect_left(self._passed, stop)
         return self._passed_at[at] if at < len(self._passed) else self.current_at
 
