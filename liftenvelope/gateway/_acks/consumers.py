@@ -1,4 +1,4 @@
-"""Finds the ack consumers of a partition with their ack floors, and deletes them.
+"""Creates, finds and deletes the ack consumers of a partition.
 
 A gateway that starts needs the consumers of thousands of partitions, and usually a partition has one. So a
 reader that starts requests the list of infos (``CONSUMER.LIST``): one request per partition. The list is used
@@ -27,10 +27,16 @@ if TYPE_CHECKING:
 
     from liftenvelope.jetstream.api import Api
 
-__all__ = ["ACK_CONSUMER", "AckConsumer", "AckConsumers"]
+__all__ = ["ACK_CONSUMER", "AckConsumer", "AckConsumers", "ack_consumer"]
 
 #: Prefix of consumer names.
 ACK_CONSUMER: Final = "lift-acks-"
+_NS: Final = 1_000_000_000
+#: Seconds before JetStream redelivers a message. Readers recover sooner: see the docstring of the reader's
+#: module.
+_ACK_WAIT: Final = 30
+#: Maximum number of unacknowledged messages. Flow control bounds their bytes.
+_MAX_PENDING: Final = 65_536
 #: Unanswered requests about a consumer after which its server counts as lost.
 _QUESTIONS: Final = 2
 #: Infos in a page of the list, if the server does not report it.
@@ -62,6 +68,30 @@ class AckConsumers:
         self._api = api
         self._link = Link(api.nc)
         self._stream = stream
+
+    async def create(self, name: str, inbox: str, start: int, heartbeat: float) -> str:
+        """Create a consumer; return the name of the server that holds it, empty without a cluster.
+
+        Args:
+            name: Name of the consumer.
+            inbox: Subject of its deliveries.
+            start: Stream sequence of the first message to deliver.
+            heartbeat: Seconds between two heartbeats.
+
+        Raises:
+            JetStreamError, CallTimeoutError, TransportError: The consumer may not be created.
+        """
+        request = {"stream_name": self._stream, "config": ack_consumer(name, inbox, start, heartbeat)}
+        return await self._api.request_as(_server, f"CONSUMER.CREATE.{self._stream}.{name}", request)
+
+    async def due(self, name: str) -> int:
+        """Return the deliveries that a consumer's reader must have had, and one more if others are pending.
+
+        Raises:
+            ConsumerNotFoundError: There is no such consumer.
+            JetStreamError, CallTimeoutError, TransportError: JetStream does not tell.
+        """
+        return await self._api.request_as(_due, f"CONSUMER.INFO.{self._stream}.{name}")
 
     async def listed(self) -> list[AckConsumer]:
         """Return the consumers, by one request if JetStream lists them all in time.
@@ -123,6 +153,34 @@ class AckConsumers:
         size = len(_TAKEN_OVER)
         notice = b"HPUB %b %d %d\r\n%b\r\n" % (other.inbox.encode(), size, size, _TAKEN_OVER)
         self._link.write(notice, 1, size)
+
+
+def ack_consumer(name: str, inbox: str, start: int, heartbeat: float) -> dict[str, Any]:
+    """Return the configuration of a consumer; the arguments are those of :meth:`AckConsumers.create`."""
+    return {
+        "name": name,
+        "durable_name": name,
+        "description": "acks of a Liftbridge partition",
+        "deliver_subject": inbox,
+        "deliver_policy": "by_start_sequence",
+        "opt_start_seq": start,
+        "ack_policy": "all",
+        "ack_wait": _ACK_WAIT * _NS,
+        "max_ack_pending": _MAX_PENDING,
+        "max_deliver": -1,
+        "num_replicas": 1,
+        "replay_policy": "instant",
+        "flow_control": True,
+        "idle_heartbeat": int(heartbeat * _NS),
+    }
+
+
+def _due(info: dict[str, Any]) -> int:
+    return int(info["delivered"]["consumer_seq"]) + (int(info["num_pending"]) > 0)
+
+
+def _server(info: dict[str, Any]) -> str:
+    return str(info.get("cluster", {}).get("leader", ""))
 
 
 def _is_ours(name: str) -> bool:

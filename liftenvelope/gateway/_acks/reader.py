@@ -61,10 +61,6 @@ __all__ = ["PartitionAckReader"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
 _NS: Final = 1_000_000_000
-#: Seconds before JetStream redelivers a message. Readers recover sooner: see the module's docstring.
-_ACK_WAIT: Final = 30
-#: Maximum number of unacknowledged messages. Flow control bounds their bytes.
-_MAX_PENDING: Final = 65_536
 #: Seconds without a delivery after which a reader asks whether it has received all.
 _QUIET: Final = 10.0
 #: Prefix of the advisory for a deleted consumer (ADR-1). The names of the stream and the consumer follow.
@@ -200,14 +196,14 @@ class PartitionAckReader:
             raise
         self._watch.add(self)
         self._task = asyncio.create_task(self._run(), name=f"acks of {self._jetstream_stream}")
+        self._task.add_done_callback(self._ended)
 
     async def take_over(self) -> None:
         """Delete the consumers of other readers. If that fails, report it and replace the own consumer."""
         try:
             await self._take_over()
         except LiftEnvelopeError as error:
-            self._give_up()
-            self._wanted.set()
+            self._replace()
             self._tell(error)
 
     async def close(self) -> None:
@@ -217,10 +213,12 @@ class PartitionAckReader:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-            if not task.cancelled() and (defect := task.exception()) is not None:
-                # Not raised: the caller has other readers to close.
-                _log.error("the acks of %s ended with a defect", self._jetstream_stream, exc_info=defect)
         await self._unsubscribe()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (defect := task.exception()) is not None:
+            _log.error("the acks of %s ended with a defect", self._jetstream_stream, exc_info=defect)
+            self._give_up()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -237,8 +235,7 @@ class PartitionAckReader:
 
     def restored(self) -> None:
         """Replace the consumer when the connection is back, because deliveries in flight are lost."""
-        self._give_up()
-        self._wanted.set()
+        self._replace()
 
     def gone(self, reason: str) -> None:
         """Stop reading when the connection is closed or draining, and report the reason."""
@@ -260,8 +257,7 @@ class PartitionAckReader:
 
     def server_lost(self) -> None:
         """Replace the consumer, because the server that holds it does not answer."""
-        self._give_up()
-        self._wanted.set()
+        self._replace()
 
     # Reading
 
@@ -269,6 +265,10 @@ class PartitionAckReader:
         """Take nothing until the consumer is replaced."""
         self._flow.give_up()
         self._mark(False)
+
+    def _replace(self) -> None:
+        self._give_up()
+        self._wanted.set()
 
     def _mark(self, is_bound: bool) -> None:
         if is_bound != self.is_bound:
@@ -281,8 +281,7 @@ class PartitionAckReader:
             self._give_up()
         if not self._may_ack():
             # Another gateway may have acked these. The next leader begins after the ack floor.
-            self._give_up()
-            self._wanted.set()
+            self._replace()
         self._write(self._flow.feed(messages, time.monotonic(), time.time_ns()))
         if self._flow.refused:
             self._on_refused(self._flow.refused)
@@ -316,8 +315,7 @@ class PartitionAckReader:
             self._write(self._flow.settle(time.monotonic()))
 
     def _on_deleted(self, _: list[Any]) -> None:
-        self._give_up()
-        self._wanted.set()
+        self._replace()
 
     def _await_quiet(self) -> None:
         loop = asyncio.get_running_loop()
@@ -386,9 +384,7 @@ class PartitionAckReader:
             self._give_up()  # still missing after a second quiet period
             return
         try:
-            due = await self._api.request_as(
-                _delivered, f"CONSUMER.INFO.{self._jetstream_stream}.{self._consumer}"
-            )
+            due = await self._consumers.due(self._consumer)
         except ConsumerNotFoundError:
             self._give_up()
             return
@@ -421,7 +417,7 @@ class PartitionAckReader:
         self._flow.begin(time.monotonic())
         others = await (self._consumers.named() if self._bound else self._consumers.listed())
         start = await self._start(others)
-        server = await self._create(name, inbox, start)
+        server = await self._consumers.create(name, inbox, start, self._heartbeat)
         self._floor = start - 1  # acked before this reading
         self._others = others
         self._bound, self._is_certain = name, True
@@ -451,13 +447,6 @@ class PartitionAckReader:
             return self._done
         return other.floor
 
-    async def _create(self, name: str, inbox: str, start: int) -> str:
-        """Create the consumer; return the name of the server that holds it, empty without a cluster."""
-        request = {"stream_name": self._jetstream_stream, "config": self._config(name, inbox, start)}
-        return await self._api.request_as(
-            _server, f"CONSUMER.CREATE.{self._jetstream_stream}.{name}", request
-        )
-
     async def _unsubscribe(self) -> None:
         self._mark(False)
         self._done = max(self._done, self._flow.position)
@@ -470,30 +459,3 @@ class PartitionAckReader:
         if self._quiet is not None:
             self._quiet.cancel()
             self._quiet = None
-
-    def _config(self, name: str, inbox: str, start: int) -> dict[str, Any]:
-        return {
-            "name": name,
-            "durable_name": name,
-            "description": "acks of a Liftbridge partition",
-            "deliver_subject": inbox,
-            "deliver_policy": "by_start_sequence",
-            "opt_start_seq": start,
-            "ack_policy": "all",
-            "ack_wait": _ACK_WAIT * _NS,
-            "max_ack_pending": _MAX_PENDING,
-            "max_deliver": -1,
-            "num_replicas": 1,
-            "replay_policy": "instant",
-            "flow_control": True,
-            "idle_heartbeat": int(self._heartbeat * _NS),
-        }
-
-
-def _delivered(info: dict[str, Any]) -> int:
-    """Return the deliveries that a reader of a consumer must have had, and one more if others are pending."""
-    return int(info["delivered"]["consumer_seq"]) + (int(info["num_pending"]) > 0)
-
-
-def _server(info: dict[str, Any]) -> str:
-    return str(info.get("cluster", {}).get("leader", ""))

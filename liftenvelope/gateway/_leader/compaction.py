@@ -34,6 +34,7 @@ from liftenvelope.errors import (
     MessageNotFoundError,
     StreamNotFoundError,
     TransportError,
+    UsageError,
 )
 from liftenvelope.gateway._leader.compaction_plan import CompactionPlan
 from liftenvelope.gateway._partitions.feed import DeliveryFeed, sequences_of, stored_at
@@ -191,6 +192,7 @@ class Compactor:
 
         Raises:
             StreamNotFoundError: The partition is gone.
+            UsageError: The JetStream stream was changed so that no message can be deleted.
             JetStreamError, CallTimeoutError, TransportError: The partition can't be read or changed now. All
                 deleted messages were obsolete. The next compaction deletes the rest.
         """
@@ -204,6 +206,8 @@ class Compactor:
 
     async def _compact(self) -> Compaction:
         info = await self._known_stream()
+        if info.config.deny_delete or info.config.sealed:  # deletions would fail as if nothing were there
+            raise UsageError(f"no message can be deleted: {self._stream} has deny_delete or sealed set")
         last = info.state.last_seq
         result, again = Compaction(), self._is_due(info)
         while again:

@@ -83,6 +83,7 @@ class Leading:
         # Number of partitions that the log has said to be led here.
         self._told = 0
         self._task: asyncio.Task[None] | None = None
+        self._is_broken = False
         self._watch = watch_of(core.nc)
 
     async def start(self) -> None:
@@ -90,6 +91,7 @@ class Leading:
         self._wanted.set()
         self._watch.add(self)
         self._task = asyncio.create_task(self._run(), name="lead partitions")
+        self._task.add_done_callback(self._ended)
 
     async def close(self) -> None:
         """Stop leading all partitions."""
@@ -102,6 +104,15 @@ class Leading:
         # The task may have been cancelled while it stopped some.
         await asyncio.gather(*(one.close() for one in parts | self._ending))
         self._ending.clear()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (defect := task.exception()) is not None:
+            self._is_broken = True
+            _log.error("the leader work of this gateway ended with a defect", exc_info=defect)
+
+    def fault(self) -> str:
+        """Return why the gateway is not ready; ``""`` if its leader work does not prevent it."""
+        return "the leader work has ended with a defect" if self._is_broken else self.bindings.fault()
 
     def readers(self) -> list[tuple[str, str, PartitionAckReader]]:
         """Return the ack readers of the partitions led here, with their streams, here and in JetStream."""

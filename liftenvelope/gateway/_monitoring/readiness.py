@@ -97,5 +97,5 @@ class ReadinessProbe:
             reasons["records"] = f"the gateways' records can't be read: {', '.join(unread)}"
         if not core.brokers.has_lease:
             reasons["lease"] = "the gateway has no lease: JetStream has not stored its heartbeats in time"
-        if fault := leading.bindings.fault():
+        if fault := leading.fault():
             reasons["partitions"] = fault

@@ -454,7 +454,7 @@ async def test_a_reader_is_started_once_and_closed_twice(partition: Partition) -
     await reader.close()
 
 
-async def test_reader_that_ended_with_a_defect_closes_and_logs_it(
+async def test_reader_that_ends_with_a_defect_logs_it_and_is_unbound(
     partition: Partition, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Faked: there is no known defect."""
@@ -469,10 +469,12 @@ async def test_reader_that_ended_with_a_defect_closes_and_logs_it(
     task = reader._task
     assert task is not None
     await asyncio.wait([task])
+    assert not reader.is_bound
+    [record] = [one for one in caplog.records if "ended with a defect" in one.message]
     assert reader._subscriptions
     await reader.close()
     assert not reader._subscriptions
-    [record] = [one for one in caplog.records if "ended with a defect" in one.message]
+    assert [one for one in caplog.records if "ended with a defect" in one.message] == [record]
     assert record.exc_info is not None
     assert "a defect" in str(record.exc_info[1])
 

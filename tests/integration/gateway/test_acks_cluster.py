@@ -10,7 +10,7 @@ from typing import Any
 from nats.aio.client import Client
 
 from liftenvelope.errors import CallTimeoutError, JetStreamError
-from liftenvelope.gateway._acks.consumers import ACK_CONSUMER
+from liftenvelope.gateway._acks.consumers import ACK_CONSUMER, ack_consumer
 from liftenvelope.gateway._acks.reader import PartitionAckReader
 from liftenvelope.nats import accelerate
 from liftenvelope.testing import NatsServer
@@ -231,7 +231,7 @@ async def test_replicated_consumer_of_an_older_gateway_is_replaced(
     accelerate(nc)
     partition = await made(nc, name)
     reader = partition.reader(nc)
-    config = {**reader._config(f"{ACK_CONSUMER}old", nc.new_inbox(), 1), "num_replicas": 3}
+    config = {**ack_consumer(f"{ACK_CONSUMER}old", nc.new_inbox(), 1, 30.0), "num_replicas": 3}
     request = {"stream_name": name, "config": config}
     async with asyncio.timeout(60):
         while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,15 @@ async def test_the_newest_of_each_key_stays(js: JetStream, name: str) -> None:
     assert result == Compaction(readings=1, read=9, deleted=2)
     kept = [(3, b""), (4, b"a"), (5, b"c"), (6, b"b"), (7, b""), (8, b"plain"), (9, b"plain")]
     assert await left(js, name) == kept
+
+
+async def test_stream_that_forbids_deletions_is_not_read(js: JetStream, name: str) -> None:
+    await fill(js, name, [b"a", b"a"])
+    stream = await js.stream(name)
+    await js.update_stream(replace(stream.cached_info.config, deny_delete=True))
+    with pytest.raises(UsageError, match="deny_delete"):
+        await Compactor(js, name).compact()
+    assert await left(js, name) == [(1, b"a"), (2, b"a")]
 
 
 async def test_nothing_new_nothing_done(js: JetStream, name: str) -> None:

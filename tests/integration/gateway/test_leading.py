@@ -43,3 +43,23 @@ async def test_gateway_that_closes_while_it_stops_leading_closes_the_ack_readers
         assert reader._subscriptions
     assert not reader._subscriptions
     assert reader._task is None
+
+
+async def test_leader_work_that_ends_with_a_defect_is_logged_and_makes_the_gateway_unready(
+    nc: NatsClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Faked: there is no known defect."""
+
+    async def fail(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    async with Gateway(nc) as gateway:
+        await until(lambda: gateway.readiness().is_ready)
+        assert gateway._running is not None
+        leading = gateway._running.leading
+        monkeypatch.setattr(leading, "_settle", fail)
+        leading.look()
+        await until(lambda: not gateway.readiness().is_ready)
+        assert dict(gateway.readiness().reasons) == {"partitions": "the leader work has ended with a defect"}
+        [record] = [one for one in caplog.records if "ended with a defect" in one.message]
+        assert record.exc_info is not None
