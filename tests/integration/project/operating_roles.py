@@ -322,6 +322,21 @@ async def coordinator(site: Site) -> None:
         await groups.delete_group(GROUP)
 
 
+async def follower(site: Site) -> None:
+    """Start at new messages in the partitions of a stream, and read; then restart at the committed offset."""
+    admin = await site.connect_admin()
+    nc = await site.connect()
+    topic = JetStreamTopic.of_stream(STREAM, SUBJECTS)
+    async with Coordinator(admin), JetStream(admin) as js:
+        for value in (b"new", b"later"):
+            async with GroupConsumer(nc, GROUP, topic, auto_offset="new") as consumer:
+                await js.publish(SUBJECTS[0], value)
+                message = await anext(aiter(consumer))
+                assert message.data == value
+                await consumer.commit(message)
+                await consumer.lag()
+
+
 async def member(site: Site) -> None:
     """Join a group, read, commit, send heartbeats and leave."""
     admin = await site.connect_admin()

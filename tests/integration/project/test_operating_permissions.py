@@ -18,14 +18,14 @@ import pytest
 
 from liftenvelope import bulk
 from liftenvelope.errors import AckTimeoutError, CallTimeoutError, PermissionDeniedError
-from liftenvelope.group import GroupConsumer, JetStreamTopic
+from liftenvelope.group import Coordinator, GroupConsumer, JetStreamTopic
 from liftenvelope.jetstream import Consumer, JetStream, StreamConfig
 from liftenvelope.nats import AckInbox
 from liftenvelope.testing import LiftbridgeAdmin, NatsServer, run_nats_server
 from tests.integration.conftest import connect
 from tests.integration.gateway.test_serve import publish, serving
 
-from .operating_roles import DURABLE, GROUP, PASSWORD, ROLES, STREAM, SUBJECTS, Site, prepare
+from .operating_roles import DURABLE, GROUP, PASSWORD, ROLES, STREAM, SUBJECTS, Site, follower, prepare
 
 PAGE: Final = (Path(__file__).resolve().parents[3] / "docs" / "operating.md").read_text("utf-8")
 BLOCKS: Final = re.findall(r"^```\n((?:[A-Z_]+|users) = .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -159,6 +159,37 @@ async def first_refusal(site: Site) -> str:
         await site.hear_all()
         refusal.cancel()
     return refusal.result() if refusal.done() else ""
+
+
+@pytest.fixture
+def member_server() -> Iterator[NatsServer]:
+    """A nats-server whose members of groups lack the line of STREAM.MSG.GET."""
+    lines = dict(RIGHTS["member"].without_each())
+    rights = lines["publish $JS.API.STREAM.MSG.GET.ORDERS"].as_json()
+    member = {"user": "member", "password": PASSWORD, "permissions": rights}
+    accounts = {
+        "one": {"jetstream": "enabled", "users": [{"user": "admin", "password": PASSWORD}, member]},
+    }
+    with run_nats_server(jetstream=True, config={"accounts": accounts}) as server:
+        yield server
+
+
+async def test_member_that_starts_at_new_messages_needs_no_message_get(member_server: NatsServer) -> None:
+    async with site_of(member_server, "member") as site, asyncio.timeout(240):
+        await follower(site)
+        await site.hear_all()
+        assert site.violations.empty()
+
+
+async def test_member_that_starts_at_the_newest_message_needs_message_get(member_server: NatsServer) -> None:
+    async with site_of(member_server, "member") as site, asyncio.timeout(240):
+        admin, nc = await site.connect_admin(), await site.connect()
+        topic = JetStreamTopic.of_stream(STREAM, SUBJECTS)
+        async with Coordinator(admin):
+            with pytest.raises(CallTimeoutError):
+                await GroupConsumer(nc, GROUP, topic, auto_offset="latest", timeout=5).open()
+        await site.hear_all()
+        assert "$js.api.stream.msg.get.orders" in (await site.violations.get()).lower()
 
 
 # Neighbours
