@@ -13,6 +13,7 @@ from typing import Any, Final
 from liftenvelope._backoff import Backoff
 from liftenvelope._secrets import without_secrets
 from liftenvelope.archive._event_log import (
+    OnlyRunFailed,
     PipelineCommitted,
     PipelineFailed,
     PipelineMaintained,
@@ -21,7 +22,7 @@ from liftenvelope.archive._event_log import (
     StopRequested,
     logged,
 )
-from liftenvelope.archive._state import PipelineState, readiness
+from liftenvelope.archive._state import PipelineState
 from liftenvelope.archive.config import ArchiveConfig, PipelineConfig
 from liftenvelope.bulk import Progress, TableWritten
 from liftenvelope.errors import LiftEnvelopeError
@@ -66,7 +67,8 @@ class ArchiveDaemon:
             once: Run each pipeline once, and return.
 
         Returns:
-            True if no run failed (``once``), or all ended in time after the signal.
+            True if all runs ended in time after the signal. With ``once``, also no pipeline failed, and the
+            signal came after the last one had begun.
         """
         with stopped_by_signals() as stop:
             async with serving_http(self._monitor, self._config.http, self._on_http):
@@ -79,11 +81,13 @@ class ArchiveDaemon:
                 work: asyncio.Future[list[None]] = asyncio.gather(*tasks)
                 ends: list[asyncio.Future[Any]] = [work, stopped]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                ended = True
                 if stop.is_set():
-                    return await self._finish(work)
-                stopped.cancel()
-                await work
-                return readiness(self.states)[0]
+                    ended = await self._finish(work)
+                else:
+                    stopped.cancel()
+                    await work
+                return ended and (not once or all(one.runs and not one.failures for one in self.states))
 
     def _monitor(self) -> Any:
         from liftenvelope.archive._monitoring import ArchiveMonitor
@@ -116,8 +120,10 @@ class ArchiveDaemon:
             wait = pipeline.interval if error is None else backoff.next()
             if error is None:
                 backoff.reset()
+            elif once:
+                logged(OnlyRunFailed(pipeline.name, error))
             else:
-                logged(PipelineFailed(pipeline.name, error, state.failures_in_a_row, 0.0 if once else wait))
+                logged(PipelineFailed(pipeline.name, error, state.failures_in_a_row, wait))
             if once:
                 return
             with suppress(TimeoutError):

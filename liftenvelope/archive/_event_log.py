@@ -52,6 +52,14 @@ class PipelineFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class OnlyRunFailed:
+    """The run of a pipeline that runs once has failed."""
+
+    pipeline: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineMaintained:
     """The upkeep of a table is done."""
 
@@ -89,6 +97,7 @@ _LINES: Final[Mapping[type, tuple[int, str]]] = {
         logging.WARNING,
         "pipeline %(pipeline)s failed, %(failures)d times in a row, next run in %(wait).1f s: %(error)s",
     ),
+    OnlyRunFailed: (logging.WARNING, "pipeline %(pipeline)s failed: %(error)s"),
     PipelineMaintained: (logging.INFO, "pipeline %(pipeline)s maintained its table in %(seconds).1f s"),
     PipelineRecovered: (logging.INFO, "pipeline %(pipeline)s works again, after %(failures)d failed runs"),
     StopRequested: (

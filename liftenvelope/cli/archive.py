@@ -22,7 +22,9 @@ _LOG: Final = logging.getLogger("liftenvelope.archive")
 
 @click.command()
 @click.option("--config", required=True, metavar="FILE", help="TOML file: docs/archiving.md lists its keys.")
-@click.option("--once", is_flag=True, help="Run each pipeline once. Exit status 1 if one of them failed.")
+@click.option(
+    "--once", is_flag=True, help="Run each pipeline once. Exit status 1 if one failed or did not begin."
+)
 @click.option("--check", is_flag=True, help="Validate the file, print it as JSON, and exit with 0 or 2.")
 @click.option(
     "--http", metavar="HOST:PORT", help="Address for /healthz, /readyz and /metrics, instead of the file's."

@@ -161,6 +161,48 @@ async def test_stop_keeps_what_a_run_under_way_has_read(url: str, name: str, tmp
     assert rows_of(tmp_path / name) == list(range(5_000))
 
 
+@pytest.mark.parametrize(
+    ("others", "most", "succeeded", "outcomes"),
+    [
+        ([], 1, True, [(1, 0)]),
+        (["missing-stream"], 2, False, [(1, 0), (0, 1)]),
+        (["later-stream"], 1, False, [(1, 0), (0, 0)]),
+    ],
+    ids=["all have run", "one failed", "one did not begin"],
+)
+async def test_once_that_is_stopped_succeeds_if_all_have_run(
+    others: list[str],
+    most: int,
+    succeeded: bool,
+    outcomes: list[tuple[int, int]],
+    url: str,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await asyncio.to_thread(make_stream, url, name)
+    await asyncio.to_thread(publish, url, numbered(name, 100))
+    has_written, may_end = threading.Event(), threading.Event()
+    write = bulk.to_parquet
+
+    def slow(*args: Any, **options: Any) -> Any:
+        done = write(*args, **options)
+        has_written.set()
+        assert may_end.wait(120)
+        return done
+
+    monkeypatch.setattr(bulk, "to_parquet", slow)
+    config = read_archive_config(config_of(tmp_path, url, name, *others, more=f"max_active = {most}"))
+    daemon = ArchiveDaemon(config)
+    task = asyncio.create_task(daemon.run(once=True))
+    await until(lambda: has_written.is_set() and (most == 1 or daemon.states[1].failures > 0))
+    os.kill(os.getpid(), signal.SIGTERM)
+    await until(daemon._stopping.is_set)
+    may_end.set()
+    assert await task is succeeded
+    assert [(one.runs, one.failures) for one in daemon.states] == outcomes
+
+
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "liftenvelope", "archive", *arguments]
     return subprocess.run(line, check=False, capture_output=True, text=True, timeout=300)
@@ -178,6 +220,9 @@ def test_command_runs_once_and_reports_failures(url: str, name: str, tmp_path: P
     assert (good["pipeline"], good["rows"], good["dead_letters"], good["error"]) == (name, 10, 0, None)
     assert (bad["pipeline"], bad["failures"]) == (f"no-{name}", 1)
     assert bad["error"]
+    assert [line["message"] for line in lines if line["level"] == "warning"] == [
+        f"pipeline no-{name} failed: {bad['error']}"
+    ]
     assert {line["pipeline"]: line["level"] for line in lines} == {name: "info", f"no-{name}": "warning"}
     assert rows_of(tmp_path / name) == list(range(10))
 
