@@ -32,6 +32,8 @@ Source: TypeAlias = "str | Iterable[str] | Client | BlockingClient"
 
 #: Highest ``max_message_bytes``: with the bytes of a batch before it, a message fits into a column of Arrow.
 _MOST_MESSAGE: Final = 1 << 30
+#: Options that are logins, of which one may be given.
+_LOGINS: Final = ("user", "token", "nkeys_seed", "user_credentials")
 _PORTS: Final = {"nats": 4222, "tls": 4222, "liftbridge": 9292}
 
 
@@ -117,13 +119,7 @@ class Access:
         check_http2_sizes(self)
         api_prefix(self.domain, self.api_prefix)
         check_inbox_prefix(self.inbox_prefix)
-        ways = {
-            "user": self.user,
-            "token": self.token,
-            "nkeys_seed": self.nkeys_seed,
-            "user_credentials": self.user_credentials,
-        }
-        given = [name for name, value in ways.items() if value is not None]
+        given = [name for name in _LOGINS if getattr(self, name) is not None]
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} exclude each other; leave one of them out")
         if self.password is not None and self.user is None:
@@ -133,6 +129,11 @@ class Access:
         if not isinstance(self.tls_first, bool):
             raise UsageTypeError(f"tls_first must be True or False, got {self.tls_first!r}")
         check_server_names(self.tls_server_name, is_secure=bool(self.tls))
+
+    @property
+    def has_login(self) -> bool:
+        """True if the options have a login."""
+        return any(getattr(self, name) is not None for name in _LOGINS)
 
     @property
     def context(self) -> ssl.SSLContext | None:
@@ -157,14 +158,22 @@ class Target:
     Attributes:
         kind: Protocol of the servers.
         addresses: Addresses of the servers.
-        access: Connection options.
+        access: Connection options, with the login of the first URL that has one. They are for servers that
+            the cluster advertises.
         secure: True if TLS is mandatory.
+        logins: Connection options of each server, with the login of its own URL. Without one, that of the
+            caller's options is taken, or else that of the first URL that has one.
     """
 
     kind: ServerKind
     addresses: tuple[Address, ...]
     access: Access
     secure: bool = False
+    logins: Mapping[Address, Access] = field(default_factory=dict, repr=False)
+
+    def access_to(self, address: Address) -> Access:
+        """Return the connection options for one of the servers."""
+        return self.logins.get(address, self.access)
 
 
 def find_target(source: Source, access: Access | None) -> Target:
@@ -173,7 +182,7 @@ def find_target(source: Source, access: Access | None) -> Target:
     Args:
         source: A URL such as ``nats://host:4222``, ``tls://host``, ``liftbridge://host:9292`` or the
             ``host:port`` of a Liftbridge server; several URLs separated by commas, or an iterable of URLs; or
-            a Liftbridge client.
+            a Liftbridge client. Each URL may have its own login.
         access: Connection options. Must be None for a client, which has its own options.
 
     Raises:
@@ -191,14 +200,20 @@ def find_target(source: Source, access: Access | None) -> Target:
     parts = source.split(",") if isinstance(source, str) else list(source)
     if not parts:
         raise UsageError("source must have at least one URL, got none")
-    found = [_parse_url(part, access or Access()) for part in parts]
+    given = access or Access()
+    found = [_parse_url(part, given) for part in parts]
     if len({target.kind for target in found}) > 1:
         raise UsageError(
             f"source must have servers of one kind, NATS or Liftbridge, got {without_secrets(source)}"
         )
     addresses = tuple(dict.fromkeys(address for target in found for address in target.addresses))
     secure = any(target.secure for target in found)
-    return Target(found[0].kind, addresses, found[0].access, secure)
+    first = next((target.access for target in found if target.access is not given), given)
+    logins: dict[Address, Access] = {}
+    for target in found:
+        has_own = target.access is not given or given.has_login
+        logins.setdefault(target.addresses[0], target.access if has_own else first)
+    return Target(found[0].kind, addresses, first, secure, logins)
 
 
 def _client_target(options: Options, access: Access | None) -> Target:

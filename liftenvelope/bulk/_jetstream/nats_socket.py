@@ -86,7 +86,7 @@ class NatsSocket:
 
     def __init__(self, address: Address, target: Target) -> None:
         self.address = address
-        self._access: Access = target.access
+        self._access: Access = target.access_to(address)
         self._buffer = bytearray(_BUFFER)
         self.view = memoryview(self._buffer)
         self.start = self.end = 0

@@ -71,7 +71,7 @@ def read(
     Args:
         source: Servers of the stream: ``nats://host:port`` for JetStream; ``liftbridge://host:port``, a bare
             ``host:port`` or a Liftbridge client; or several URLs of one kind, as a list or separated by
-            commas.
+            commas, of which each may have its own login.
         stream: Name of the stream.
         partitions: Numbers of the partitions, or one number. Default: all.
         subjects: Subject of the messages to return, or several; ``*`` stands for one token, ``>`` at the

@@ -483,6 +483,18 @@ class TestLogin:
             with pytest.raises(StreamNotFoundError):
                 bulk.read(server.url, "x", access=Access(user="ann", password="s3cret/@"))
 
+    def test_each_url_has_its_own_login(self) -> None:
+        ann = {"authorization": {"user": "ann", "password": "one"}}
+        bob = {"authorization": {"user": "bob", "password": "two"}}
+        with jetstream(config=ann) as first, jetstream(config=bob) as second:
+            first.kill()
+            for urls in (
+                f"nats://ann:one@{first.address},nats://bob:two@{second.address}",
+                f"nats://{first.address},nats://bob:two@{second.address}",
+            ):
+                with pytest.raises(StreamNotFoundError):
+                    bulk.read(urls, "x")
+
     def test_refused_permission_of_a_user_with_a_short_password_is_not_retried(self) -> None:
         denied = {"publish": {"deny": ["$JS.API.STREAM.INFO.>"]}}
         users = [{"user": "ann", "password": "a", "permissions": denied}]

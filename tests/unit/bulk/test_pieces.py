@@ -97,6 +97,19 @@ class TestTargets:
         assert find_target("tls://h", None).secure
         assert find_target("h:1", Access(tls=True)).secure
 
+    def test_each_url_has_its_own_login(self) -> None:
+        target = find_target("nats://a,nats://ann:one@b,nats://t0ken@c,nats://bob:two@d", None)
+        found = [target.access_to(address) for address in target.addresses]
+        assert [one.user for one in found] == ["ann", "ann", None, "bob"]
+        assert [one.password for one in found] == ["one", "one", None, "two"]
+        assert found[2].token == "t0ken"
+        assert target.access_to(Address("advertised", 4222)).user == "ann"
+
+    def test_url_without_a_login_has_that_of_the_options(self) -> None:
+        target = find_target("nats://a,nats://ann:one@b", Access(user="all", password="x"))
+        assert [target.access_to(address).user for address in target.addresses] == ["all", "ann"]
+        assert target.access_to(Address("advertised", 4222)).user == "ann"
+
     @pytest.mark.parametrize(
         ("options", "text"),
         [
