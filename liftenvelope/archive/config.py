@@ -21,6 +21,7 @@ from liftenvelope.errors import LiftEnvelopeError, UsageError
 from liftenvelope.gateway.http_endpoint import check_http
 from liftenvelope.gateway.toml_file import load_toml
 from liftenvelope.payload import as_payload
+from liftenvelope.rpc.tls_files import client_context
 
 __all__ = ["ArchiveConfig", "PipelineConfig", "read_archive_config", "with_http"]
 
@@ -43,8 +44,8 @@ _OF_STREAM: Final = {
     "partitions", "start", "stop", "columns", "envelope", "on_retention", "subjects", "payload", "on_bad",
     "batch_rows", "batch_bytes",
 }  # fmt: skip
-#: Fields of Access that TOML has no value for.
-_NOT_IN_TOML: Final = {"address_map", "tls_server_name"}
+#: Keys of ``[pipeline.access]`` for PEM files, from which the TLS context of Access is made.
+_TLS_FILES: Final = ("tls_ca", "tls_cert", "tls_key")
 #: Options that are properties, with dots in their names and texts as values.
 _PROPERTIES: Final = ("catalog", "storage_options", "properties")
 #: Properties of REST catalogues that pyiceberg takes as tables.
@@ -86,7 +87,9 @@ class PipelineConfig:
         location: Path or URL of the target, or the name of its table.
         interval: Seconds between the end of a run and the next one.
         options: Arguments of the function that writes the target.
-        access: Connection options.
+        access: Connection options, but for the TLS files.
+        tls_files: PEM files of ``tls_ca``, ``tls_cert`` and ``tls_key``, None for those not given; None for
+            no files.
         maintenance: Upkeep of the table; None for none.
     """
 
@@ -98,7 +101,23 @@ class PipelineConfig:
     interval: float
     options: dict[str, Any] = field(default_factory=dict)
     access: Access = field(default_factory=Access)
+    tls_files: tuple[str | None, str | None, str | None] | None = None
     maintenance: Maintenance | None = None
+
+    def open_access(self) -> Access:
+        """Return the connection options, with what the TLS files hold now.
+
+        Raises:
+            UsageError: A file can't be read, or the files do not belong together.
+        """
+        if self.tls_files is None:
+            return self.access
+        try:
+            return replace(self.access, tls=client_context(*self.tls_files))
+        except (OSError, ValueError) as exc:
+            given = ", ".join(repr(without_secrets(path)) for path in self.tls_files if path is not None)
+            text = f"{', '.join(_TLS_FILES)} must be PEM files that belong together, got {given}: {exc}"
+            raise UsageError(text) from exc
 
     def maintain(self) -> None:
         """Do the upkeep of the table.
@@ -109,7 +128,8 @@ class PipelineConfig:
         if self.maintenance is None:
             return
         make = getattr(bulk, _WRITERS[self.target])
-        with make(self.source, self.stream, self.location, access=self.access, **self.options) as writer:
+        access = self.open_access()
+        with make(self.source, self.stream, self.location, access=access, **self.options) as writer:
             writer.maintain(compact=self.maintenance.compact, expire_hours=self.maintenance.expire_hours)
 
     def write(self, progress: Callable[[bulk.Progress], None], on_dead_letters: Callable[[int], None]) -> Any:
@@ -124,9 +144,8 @@ class PipelineConfig:
         if isinstance(letter, bulk.DeadLetter):
             options = {**options, "on_bad": replace(letter, on_written=on_dead_letters)}
         function = getattr(bulk, _TARGETS[self.target][0])
-        return function(
-            self.source, self.stream, self.location, progress=progress, access=self.access, **options
-        )
+        access = self.open_access()
+        return function(self.source, self.stream, self.location, progress=progress, access=access, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +271,7 @@ def _pipeline(file: str, number: int, table: Any) -> PipelineConfig:
     above = {key: value for key, value in table.items() if key in _OF_STREAM}
     _check_options(where, kind, above)
     _read_payload(where, above)
+    access, tls_files = _access(where, table.get("access", {}))
     pipeline = PipelineConfig(
         name=name,
         source=_source(where, table),
@@ -260,13 +280,18 @@ def _pipeline(file: str, number: int, table: Any) -> PipelineConfig:
         location=location,
         interval=as_seconds(f"{where} interval", table.get("interval", 60.0)),
         options={**above, **options},
-        access=_access(where, table.get("access", {})),
+        access=access,
+        tls_files=tls_files,
         maintenance=_maintenance(where, kind, table.get("maintenance")),
     )
     try:
         find_target(pipeline.source, pipeline.access)
     except LiftEnvelopeError as exc:
         raise UsageError(f"{where} source: {without_secrets(exc)}") from None
+    try:
+        pipeline.open_access()
+    except LiftEnvelopeError as exc:
+        raise UsageError(f"{where} [pipeline.access] {exc}") from None
     return pipeline
 
 
@@ -354,11 +379,20 @@ def _check_options(where: str, kind: str, options: Mapping[str, Any]) -> None:
     _check_keys(where, options, known - _OWN)
 
 
-def _access(where: str, table: Any) -> Access:
+def _access(where: str, table: Any) -> tuple[Access, tuple[str | None, str | None, str | None] | None]:
     here = f"{where} [pipeline.access]"
-    _check_table(here, table, {one.name for one in fields(Access)} - _NOT_IN_TOML)
+    _check_table(here, table, {one.name for one in fields(Access)} | {*_TLS_FILES})
+    options = {name: value for name, value in table.items() if name not in _TLS_FILES}
+    ca, cert, key = (
+        as_full_text(f"{here} {name}", table[name]) if name in table else None for name in _TLS_FILES
+    )
+    given = [name for name in _TLS_FILES if name in table]
+    if given and not options.setdefault("tls", True):
+        raise UsageError(f"{here} tls = false and {given[0]} exclude each other; leave one of them out")
+    if key is not None and cert is None:
+        raise UsageError(f"{here} tls_key needs tls_cert; give both")
     try:
-        return Access(**table)
+        return Access(**options), (ca, cert, key) if given else None
     except UsageError as exc:
         raise UsageError(f"{here} {exc}") from exc
 

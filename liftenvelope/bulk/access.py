@@ -16,7 +16,7 @@ from liftenvelope._secrets import without_secrets
 from liftenvelope.client.binding import options_of
 from liftenvelope.client.blocking import BlockingClient
 from liftenvelope.client.client import Client
-from liftenvelope.client.options import check_http2_sizes, check_server_names
+from liftenvelope.client.options import check_address_map, check_http2_sizes, check_server_names
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream.api import api_prefix
 from liftenvelope.nats.subjects import check_inbox_prefix
@@ -128,6 +128,7 @@ class Access:
             raise UsageTypeError(f"tls must be an ssl.SSLContext, True, False or None, got {self.tls!r}")
         if not isinstance(self.tls_first, bool):
             raise UsageTypeError(f"tls_first must be True or False, got {self.tls_first!r}")
+        check_address_map(self.address_map)
         check_server_names(self.tls_server_name, is_secure=bool(self.tls))
 
     @property

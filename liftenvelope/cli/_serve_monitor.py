@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope._checks import require
 from liftenvelope.errors import UsageError
+from liftenvelope.rpc.tls_files import client_context
 
 if TYPE_CHECKING:
     from liftenvelope.cli._configuration import Configuration
@@ -111,9 +112,7 @@ class ServeMonitor:
             return None
         ca, cert, key = self.tls
         try:
-            context = ssl.create_default_context(cafile=ca)
-            if cert is not None:
-                context.load_cert_chain(cert, key)
+            context = client_context(ca, cert, key)
         except OSError as exc:  # ssl.SSLError is an OSError
             text = "--monitor-tls-ca, --monitor-tls-cert and --monitor-tls-key must be PEM files"
             raise UsageError(f"{text} that belong together, got {ca!r}, {cert!r} and {key!r}: {exc}") from exc

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import logging
 import os
-import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,8 +29,11 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
+from liftenvelope.rpc.tls_files import client_context
 
 if TYPE_CHECKING:
+    import ssl
+
     from nats.aio.client import Client as NatsClient
 
     from liftenvelope.bulk import Access
@@ -196,13 +198,10 @@ class CommandServers:
         if not self.has_tls:
             return None
         try:
-            tls = ssl.create_default_context(cafile=context.ca or None)
-            if context.cert:
-                tls.load_cert_chain(context.cert, context.key)
+            return client_context(context.ca or None, context.cert or None, context.key or None)
         except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
             text = f"ca, cert and key of context {context.name!r} must be PEM files that can be read: {exc}"
             raise UsageError(text) from exc
-        return tls
 
     def _check_credentials(self) -> None:
         """Raise UsageError if the credentials file can't be read, or has no JWT or no seed."""

@@ -19,6 +19,7 @@ from liftenvelope.rpc.tls import check_server_name
 __all__ = [
     "BrokerSelection",
     "Options",
+    "check_address_map",
     "check_http2_sizes",
     "check_server_names",
     "server_name_of",
@@ -81,7 +82,13 @@ def _address(name: str, address: object) -> str:
     return str(parse_address(address))
 
 
-def _address_map(addresses: Mapping[str, str]) -> dict[str, str]:
+def check_address_map(addresses: Mapping[str, str]) -> dict[str, str]:
+    """Check ``address_map`` and return it with normalized addresses.
+
+    Raises:
+        UsageError: An address is invalid.
+        UsageTypeError: The value is not a mapping.
+    """
     if not isinstance(addresses, Mapping):
         raise UsageTypeError(f"address_map must be a mapping of host:port to host:port, got {addresses!r}")
     return {_address("address_map", a): _address("address_map", b) for a, b in addresses.items()}
@@ -160,7 +167,7 @@ class Options:
         put(self, "tls", self._context())
         names = check_server_names(self.tls_server_name, is_secure=self.context is not None)
         put(self, "tls_server_name", names)
-        put(self, "address_map", _address_map(self.address_map))
+        put(self, "address_map", check_address_map(self.address_map))
 
     def _context(self) -> ssl.SSLContext | None:
         if self.tls is None or isinstance(self.tls, ssl.SSLContext):

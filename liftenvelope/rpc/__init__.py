@@ -8,6 +8,7 @@
 - :mod:`liftenvelope.rpc._events`: events from the sans-io connections to the code that does the I/O.
 - :mod:`liftenvelope.rpc._keepalive`: ping schedule. :mod:`liftenvelope.rpc._headers`: timeouts, metadata,
   status texts.
+- :mod:`liftenvelope.rpc.tls_files`: TLS contexts of clients, also for NATS, from PEM files.
 - :mod:`liftenvelope.rpc.status`: gRPC status codes, and the error that carries one.
 
 Importing this package loads no dependency. The modules that speak HTTP/2 need the ``[client]`` extra.

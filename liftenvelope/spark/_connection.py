@@ -5,15 +5,18 @@ Values are plain so that they can be pickled to tasks; the TLS context is create
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope.bulk import Access
 from liftenvelope.bulk.access import ServerKind, find_target
 from liftenvelope.errors import UsageError
+from liftenvelope.rpc.tls_files import client_context
 from liftenvelope.spark._words import Words
 from liftenvelope.spark.errors import OptionError
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = ["CONNECTION_OPTIONS", "FORMATS", "ConnectionSettings", "read_connection"]
 
@@ -77,9 +80,7 @@ class ConnectionSettings:
         if self.ca_file is None and self.cert_file is None:
             return _with_tls(self.access, self.tls)
         try:
-            context = ssl.create_default_context(cafile=self.ca_file)
-            if self.cert_file is not None:
-                context.load_cert_chain(self.cert_file, self.key_file)
+            context = client_context(self.ca_file, self.cert_file, self.key_file)
         except OSError as exc:
             files = ", ".join(name for name in (self.ca_file, self.cert_file, self.key_file) if name)
             raise OptionError(f"TLS: {files} must be PEM files that every executor can read: {exc}") from exc

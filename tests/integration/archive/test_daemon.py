@@ -18,6 +18,7 @@ from unittest.mock import patch
 import duckdb
 import pyarrow.dataset as ds
 import pytest
+import trustme
 from aiohttp import ClientSession
 from deltalake import DeltaTable
 from pyiceberg.catalog.sql import SqlCatalog
@@ -27,8 +28,11 @@ from liftenvelope.archive import ArchiveDaemon, read_archive_config
 from liftenvelope.bulk import TableError
 from liftenvelope.bulk.tables import _iceberg
 from liftenvelope.errors import UsageError
+from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.testing import NatsServer
 from tests.integration.bulk_streams import jetstream, make_stream, numbered, publish
+from tests.integration.certificates import Certificates
+from tests.integration.conftest import connect
 from tests.integration.project.test_examples import ROOT
 
 
@@ -225,6 +229,41 @@ def test_command_runs_once_and_reports_failures(url: str, name: str, tmp_path: P
     ]
     assert {line["pipeline"]: line["level"] for line in lines} == {name: "info", f"no-{name}": "warning"}
     assert rows_of(tmp_path / name) == list(range(10))
+
+
+async def test_certificates_are_read_again_for_each_run(name: str, tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    files = {"key_file": "key.pem", "cert_file": "cert.pem", "ca_file": "ca.pem"}
+    tls = {key: str(tmp_path / file) for key, file in files.items()}
+
+    def renew(authority: trustme.CA) -> None:
+        leaf = authority.issue_cert("client@example.org")
+        leaf.private_key_pem.write_to_path(tmp_path / "client-key.pem")
+        leaf.cert_chain_pems[0].write_to_path(tmp_path / "client.pem")
+
+    renew(certificates.ca)
+    with jetstream(config={"tls": {**tls, "verify": True}}) as server:
+        path = Path(config_of(tmp_path, server.url, name))
+        access = (
+            f'[pipeline.access]\ntls_ca = "{tmp_path}/ca.pem"\ntls_cert = "{tmp_path}/client.pem"\n'
+            f'tls_key = "{tmp_path}/client-key.pem"\nreconnect_wait = 0\n'
+        )
+        path.write_text(path.read_text().replace("[pipeline.target]", f"{access}[pipeline.target]"))
+        daemon = ArchiveDaemon(read_archive_config(str(path)))
+        async with (
+            await connect(server.url, tls=certificates.client("admin")) as nc,
+            JetStream(nc) as js,
+        ):
+            await js.create_stream(StreamConfig(name=name, subjects=(f"{name}.>",)))
+            await js.publish(f"{name}.a", b"one")
+            assert await daemon.run(once=True)
+            renew(trustme.CA())
+            await js.publish(f"{name}.a", b"two")
+            assert not await daemon.run(once=True)
+            renew(certificates.ca)
+            await daemon.run(once=True)
+            assert (daemon.states[0].runs, daemon.states[0].failures) == (2, 1)
+    assert rows_of(tmp_path / name) == [0, 1]
 
 
 def test_command_checks_the_file(tmp_path: Path) -> None:

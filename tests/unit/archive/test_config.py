@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import trustme
 
 from liftenvelope.archive import read_archive_config
 from liftenvelope.archive.config import Maintenance
@@ -39,6 +40,22 @@ def test_options_reach_the_function_and_secrets_are_not_shown(tmp_path: Path) ->
     assert (pipeline.interval, pipeline.access.timeout, pipeline.location) == (5.0, 3, "archive")
     assert "secret" not in repr(config.shown())
     assert config.shown()["pipeline"][0]["target"] == {"kind": "parquet", "path": "archive", "rotate_rows": 7}
+
+
+def test_access_takes_tls_files_server_names_and_an_address_map(tmp_path: Path) -> None:
+    trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
+    text = f"""{PIPELINE.replace("nats://me:secret@127.0.0.1:4222", "liftbridge://h")}
+[pipeline.access]
+tls_ca = "{tmp_path}/ca.pem"
+tls_server_name = {{ "inside:9292" = "broker.example" }}
+address_map = {{ "inside:9292" = "127.0.0.1:19292" }}
+{TARGET}"""
+    (pipeline,) = read_archive_config(write(tmp_path, text)).pipelines
+    access = pipeline.open_access()
+    assert access.address_map == {"inside:9292": "127.0.0.1:19292"}
+    assert access.tls_server_name == {"inside:9292": "broker.example"}
+    assert access.context is not None
+    assert access.context.cert_store_stats()["x509_ca"] == 1
 
 
 TABLE = """
@@ -136,6 +153,30 @@ def test_source_from_a_file(tmp_path: Path) -> None:
         (
             PIPELINE + "[pipeline.access]\ntimeout = 0\n" + TARGET,
             r"\[pipeline.access\] timeout must be .*, got 0",
+        ),
+        (
+            PIPELINE + "[pipeline.access]\ntls = false\ntls_ca = 'a.pem'\n" + TARGET,
+            r"\[pipeline.access\] tls = false and tls_ca exclude each other",
+        ),
+        (
+            PIPELINE + "[pipeline.access]\ntls_key = 'a.pem'\n" + TARGET,
+            r"\[pipeline.access\] tls_key needs tls_cert; give both",
+        ),
+        (
+            PIPELINE + "[pipeline.access]\ntls_ca = 'none.pem'\n" + TARGET,
+            r"\[pipeline.access\] tls_ca, tls_cert, tls_key must be PEM files .*, got 'none.pem'",
+        ),
+        (
+            PIPELINE + "[pipeline.access]\ntls_ca = 3\n" + TARGET,
+            r"\[pipeline.access\] tls_ca must be str, got int",
+        ),
+        (
+            PIPELINE + "[pipeline.access]\ntls_server_name = 'a'\n" + TARGET,
+            r"\[pipeline.access\] tls_server_name must be None without tls, got 'a'",
+        ),
+        (
+            PIPELINE + "[pipeline.access]\naddress_map = { a = 'b:1' }\n" + TARGET,
+            r"\[pipeline.access\] address must be host:port, got 'a'",
         ),
         (PIPELINE + TARGET + PIPELINE + TARGET, "name must be different in each, got 'orders' twice"),
         (
