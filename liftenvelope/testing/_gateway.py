@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import liftenvelope
-from liftenvelope.errors import UsageError
+from liftenvelope._version import __version__
+from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.testing._cluster import ServerCluster, ServerNode
 from liftenvelope.testing._nats import NatsServer, run_nats_server
 from liftenvelope.testing._ports import LOOPBACK
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["GatewayCluster", "GatewayNode", "run_gateway"]
 
 _MOST_NODES: Final = 9
+#: Arguments of Gateway that are files.
+_FILES: Final = ("nats_log", "policy_file")
 #: Timeouts in seconds, short so that tests detect lost members soon.
 _TIMEOUTS: Final = {"consumer_timeout": 3.0, "coordinator_timeout": 3.0}
 
@@ -43,14 +47,15 @@ def run_gateway(
         nodes: Number of gateways, 1 to 9.
         nats_url: URL of a running NATS server with JetStream. By default the cluster starts its own.
         nats_server: The same as ``nats_url``, as the object of :func:`run_nats_server`.
-        config: Arguments of :class:`liftenvelope.gateway.Gateway`, and the names of PEM files: ``tls_cert``,
-            ``tls_key``, ``tls_client_ca``. ``limits`` is a mapping of the fields of
-            :class:`liftenvelope.gateway.Limits`.
+        config: Arguments of :class:`liftenvelope.gateway.Gateway` other than ``tls``, and PEM files:
+            ``tls_cert``, ``tls_key``, ``tls_client_ca``. Files are str or Path. ``limits`` is a
+            :class:`liftenvelope.gateway.Limits`, or a mapping of its fields.
         tls: TLS context for reaching gateways that have a ``tls_cert``.
         start_timeout: Seconds until the whole cluster must be ready.
 
     Raises:
-        UsageError: ``nodes`` is out of range, or both ``nats_url`` and ``nats_server`` are given.
+        UsageError: ``nodes`` is out of range, both ``nats_url`` and ``nats_server`` are given, or a value of
+            ``config`` can't be passed to another process.
         MissingExtraError: The ``[gateway]`` extra is not installed.
         ServerStartError: On entering: the cluster did not start.
 
@@ -64,9 +69,25 @@ def run_gateway(
         raise UsageError(f"nodes must be 1 to {_MOST_NODES}, got {nodes!r}")
     if nats_url is not None and nats_server is not None:
         raise UsageError("nats_url and nats_server exclude each other; leave one of them out")
-    return GatewayCluster(
-        nodes, nats_server if nats_url is None else nats_url, config or {}, tls, start_timeout
-    )
+    plain = {name: _plain(name, value) for name, value in (config or {}).items()}
+    return GatewayCluster(nodes, nats_server if nats_url is None else nats_url, plain, tls, start_timeout)
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return an argument as a value of JSON. A relative path is that of this process, not of the gateway.
+
+    Raises:
+        UsageTypeError: JSON has no such value.
+    """
+    try:
+        if value is not None and (name.startswith("tls_") or name in _FILES):
+            return str(Path(value).absolute())
+        found = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        json.dumps(found)
+    except (TypeError, ValueError) as exc:
+        text = f"{name} of config must be a value of JSON, a file or Limits, got {type(value).__name__}"
+        raise UsageTypeError(text) from exc
+    return found
 
 
 class GatewayNode(ServerNode):
@@ -121,6 +142,11 @@ class GatewayCluster(ServerCluster[GatewayNode]):
             GatewayNode(f"node{number}", self._folder / f"node{number}", lambda: self.nats_url, config, tls)
             for number in range(1, size + 1)
         ]
+
+    @property
+    def version(self) -> str:
+        """Version of liftenvelope."""
+        return __version__
 
     def _is_ready(self) -> bool:
         return all(brokers_are_known([address], self._ids, self._tls) for address in self.addresses)

@@ -765,8 +765,14 @@ async def test_ack_inboxes_of_the_gateway_itself_are_allowed(own_nats: NatsServe
     await nc.close()
 
 
-def test_limits_are_an_argument_of_run_gateway(name: str) -> None:
-    limits = {"max_partitions_per_stream": 1, "allowed_ack_inboxes": ["_INBOX."]}
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_partitions_per_stream": 1, "allowed_ack_inboxes": ["_INBOX."]},
+        Limits(max_partitions_per_stream=1),
+    ],
+)
+def test_limits_are_an_argument_of_run_gateway(name: str, limits: dict[str, Any] | Limits) -> None:
     with run_gateway(config={"limits": limits}) as cluster:
         cluster.create_stream(name)
         with pytest.raises(RpcError, match="partitions must be from 1 to 1, got 2"):

@@ -16,11 +16,13 @@ from pathlib import Path
 import nats
 import pytest
 
+import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.rpc.blocking import BlockingChannel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import (
     FaultProxy,
+    GatewayCluster,
     LiftbridgeAdmin,
     LiftbridgeCluster,
     ServerStartError,
@@ -125,6 +127,10 @@ def test_change_whose_answer_is_lost_succeeds_at_the_second_attempt(
 def test_version_is_that_of_the_program(liftbridge_server: LiftbridgeCluster) -> None:
     assert liftbridge_server.version == find_liftbridge().version
     assert liftbridge_server.version
+
+
+def test_version_of_a_gateway_is_that_of_the_package(gateway_server: GatewayCluster) -> None:
+    assert gateway_server.version == liftenvelope.__version__
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])

@@ -66,11 +66,11 @@ def test_three_liftbridge_servers_become_ready_with_a_policy_that_allows_nothing
 
 
 def test_gateways_become_ready_with_a_policy_that_allows_nothing(
-    certificates: Certificates, tmp_path: Path
+    certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = tmp_path / "policy.csv"
-    policy.write_text("")
-    config = {**certificates.gateway_config, "policy_file": str(policy)}
+    (tmp_path / "policy.csv").write_text("")
+    monkeypatch.chdir(tmp_path)
+    config = {**certificates.gateway_config, "policy_file": Path("policy.csv")}
     with run_gateway(2, config=config, tls=certificates.client("app")) as cluster:
         with pytest.raises(RpcError) as info:
             cluster.create_stream("orders")

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from liftenvelope.errors import UsageError
-from liftenvelope.testing import FaultProxy, LiftbridgeAdmin, run_liftbridge, run_nats_server
+from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.testing import (
+    FaultProxy,
+    LiftbridgeAdmin,
+    run_gateway,
+    run_liftbridge,
+    run_nats_server,
+)
 from liftenvelope.testing._binaries import LiftbridgeBinary
 from liftenvelope.testing._liftbridge import LiftbridgeNode, _flatten
 
@@ -64,6 +71,12 @@ def test_read_of_less_than_nothing(admin: LiftbridgeAdmin) -> None:
     for arguments in ({"count": -1}, {"start": -1, "count": 1}):
         with pytest.raises(UsageError, match="-1"):
             admin.read("fine", **arguments)
+
+
+def test_arguments_of_gateways_that_another_process_can_not_get() -> None:
+    for name, value in (("tls", ssl.create_default_context()), ("id", object()), ("limits", object())):
+        with pytest.raises(UsageTypeError, match=f"{name} of config must be a value of JSON, .* got "):
+            run_gateway(config={name: value})
 
 
 def test_arguments_that_make_no_sense() -> None:
