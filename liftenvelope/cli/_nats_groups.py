@@ -18,6 +18,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.group import GroupClient, JetStreamTopic, JetStreamTopicSource
 from liftenvelope.group.bounds import clamped
+from liftenvelope.group.calls import DEFAULT_PREFIX
 from liftenvelope.jetstream import DeliverPolicy, JetStream
 from liftenvelope.jetstream.counting import first_sequence
 from liftenvelope.monitor.groups import GroupDescription, GroupOverview, GroupPartition
@@ -38,20 +39,21 @@ class NatsGroups:
     Args:
         js: JetStream, which has the topics.
         timeout: Seconds for a call.
+        prefix: Prefix of the coordinators' subjects.
     """
 
-    def __init__(self, js: JetStream, timeout: float) -> None:
+    def __init__(self, js: JetStream, timeout: float, prefix: str = DEFAULT_PREFIX) -> None:
         self._js = js
-        self._client = GroupClient(js.api.nc, timeout=timeout)
+        self._client = GroupClient(js.api.nc, prefix=prefix, timeout=timeout)
         self._specs: dict[str, TopicSpec] = {}
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, servers: CommandServers) -> AsyncIterator[NatsGroups]:
+    async def open(cls, servers: CommandServers, prefix: str = DEFAULT_PREFIX) -> AsyncIterator[NatsGroups]:
         """Connect, and close the connection in the end."""
         async with servers.jetstream() as js:
-            yield cls(js, servers.timeout)
+            yield cls(js, servers.timeout, prefix)
 
     async def list_groups(self) -> list[GroupOverview]:
         """Return all groups."""

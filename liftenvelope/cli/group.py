@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from liftenvelope.cli._confirming import confirm, yes_option
+from liftenvelope.cli._group_prefix import find_group_prefix, group_prefix_option
 from liftenvelope.cli._places import PlaceType
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._terminal import echo_json, plain, print_facts, print_table, report, shown
@@ -38,22 +39,24 @@ def group() -> None:
     """List, describe, reset and delete consumer groups: those over NATS, and Liftbridge's own."""
 
 
-def _open(servers: CommandServers) -> AbstractAsyncContextManager[GroupAdmin]:
+def _open(servers: CommandServers, group_prefix: str | None) -> AbstractAsyncContextManager[GroupAdmin]:
+    prefix = find_group_prefix(servers, group_prefix)
     if servers.is_jetstream:
         from liftenvelope.cli._nats_groups import NatsGroups
 
-        return NatsGroups.open(servers)
+        return NatsGroups.open(servers, prefix)
     from liftenvelope.cli._liftbridge_groups import LiftbridgeGroups
 
     return LiftbridgeGroups.open(servers)
 
 
 @group.command("ls")
+@group_prefix_option
 @json_option
 @on_servers
-async def list_groups(servers: CommandServers, as_json: bool) -> None:
+async def list_groups(servers: CommandServers, group_prefix: str | None, as_json: bool) -> None:
     """List groups. Those of Liftbridge are found by the activity stream."""
-    async with _open(servers) as admin:
+    async with _open(servers, group_prefix) as admin:
         groups = sorted(await admin.list_groups(), key=lambda one: one.name)
     if as_json:
         echo_json(groups)
@@ -65,11 +68,14 @@ async def list_groups(servers: CommandServers, as_json: bool) -> None:
 @group.command("describe")
 @_NAME
 @_TOPIC
+@group_prefix_option
 @json_option
 @on_servers
-async def describe_group(servers: CommandServers, name: str, topics: tuple[str, ...], as_json: bool) -> None:
+async def describe_group(
+    servers: CommandServers, name: str, topics: tuple[str, ...], group_prefix: str | None, as_json: bool
+) -> None:
     """Show the members of GROUP, its positions and its lag."""
-    async with _open(servers) as admin:
+    async with _open(servers, group_prefix) as admin:
         found = await admin.describe(name, topics)
     if as_json:
         echo_json(found)
@@ -102,6 +108,7 @@ def _print(found: GroupDescription) -> None:
 @click.option("--to-offset", type=click.IntRange(min=0), help="Go on at this offset.")
 @click.option("--to-datetime", type=PlaceType(), help="Go on at the first message from this time on.")
 @click.option("--dry-run", is_flag=True, help="Show the changes and make none.")
+@group_prefix_option
 @json_option
 @on_servers
 async def reset_group(
@@ -110,6 +117,7 @@ async def reset_group(
     topics: tuple[str, ...],
     partitions: tuple[int, ...],
     dry_run: bool,
+    group_prefix: str | None,
     as_json: bool,
     **aims: Any,
 ) -> None:
@@ -120,7 +128,7 @@ async def reset_group(
     from liftenvelope.cli._groups import incomplete_reset
 
     aim = _aim(**aims)
-    async with _open(servers) as admin:
+    async with _open(servers, group_prefix) as admin:
         found = await admin.describe(name, topics)
         plan = await admin.plan(_wanted(found, partitions), aim)
         done = plan if dry_run else await admin.reset(name, plan)
@@ -166,16 +174,22 @@ def _wanted(found: GroupDescription, partitions: tuple[int, ...]) -> list[GroupP
 @_NAME
 @_TOPIC
 @yes_option
+@group_prefix_option
 @json_option
 @on_servers
 async def delete_group(
-    servers: CommandServers, name: str, topics: tuple[str, ...], yes: bool, as_json: bool
+    servers: CommandServers,
+    name: str,
+    topics: tuple[str, ...],
+    yes: bool,
+    group_prefix: str | None,
+    as_json: bool,
 ) -> None:
     """Delete GROUP, which must have no members, with its positions.
 
     Liftbridge's groups end with their last member: their cursors are deleted.
     """
     confirm(f"Delete group {name!r} with its positions", yes=yes)
-    async with _open(servers) as admin:
+    async with _open(servers, group_prefix) as admin:
         await admin.delete(name, topics)
     report(f"deleted group {name}", as_json, group=name, deleted=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from liftenvelope._checks import require
+from liftenvelope.cli._group_prefix import find_group_prefix, group_prefix_option
 from liftenvelope.cli._logging import start_logging
 from liftenvelope.cli._places import DurationType
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
@@ -95,6 +96,7 @@ _ADDRESS: Final = "127.0.0.1:8040"
     show_default=True,
     help="Lines of text, or one JSON object per line, on standard error.",
 )
+@group_prefix_option
 @json_option
 @on_servers
 async def monitor(
@@ -110,6 +112,7 @@ async def monitor(
     user_header: str,
     hosts: tuple[str, ...],
     log_format: str,
+    group_prefix: str | None,
     as_json: bool,
 ) -> None:
     """Serve a live page about streams, consumers and groups, until Ctrl-C.
@@ -126,9 +129,9 @@ async def monitor(
     access = MonitorAccess(token=token, user_header=user_header, hosts=hosts)
     access.check(address.host)
     urls = [metrics_url(url) for url in gateway_metrics]
-    within = _parsed(limits)
+    within, prefix = _parsed(limits), find_group_prefix(servers, group_prefix)
     start_logging("info", log_format, "warn")
-    link = MonitorLink(within)
+    link = MonitorLink(within, group_prefix=prefix)
     kind = "jetstream" if servers.is_jetstream else "liftbridge"
     collector = Collector(
         lambda: _sampler(servers, link, urls), kind=kind, interval=interval, history=History(within)

@@ -14,6 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from liftenvelope.cli._group_prefix import find_group_prefix, group_prefix_option
 from liftenvelope.cli._places import DurationType
 from liftenvelope.cli._servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._terminal import echo_json, rich_console
@@ -33,9 +34,12 @@ _HINT: Final = Text("q quits, s sorts by rate, messages or name", style="bright_
     "--interval", type=DurationType(), default=1.0, show_default=True, help="Time between two samples."
 )
 @click.option("--once", is_flag=True, help="Print one screen and end. The default if there is no terminal.")
+@group_prefix_option
 @json_option
 @on_servers
-async def top(servers: CommandServers, interval: float, once: bool, as_json: bool) -> None:
+async def top(
+    servers: CommandServers, interval: float, once: bool, group_prefix: str | None, as_json: bool
+) -> None:
     """Show streams, rates, groups and lag, live in the terminal.
 
     The key q quits, and s changes the order. With --json, each sample is one line. After the first one, a
@@ -43,8 +47,9 @@ async def top(servers: CommandServers, interval: float, once: bool, as_json: boo
     """
     from liftenvelope.monitor import Collector
 
+    prefix = find_group_prefix(servers, group_prefix)
     kind = "jetstream" if servers.is_jetstream else "liftbridge"
-    collector = Collector(lambda: _sampler(servers), kind=kind, interval=interval)
+    collector = Collector(lambda: _sampler(servers, prefix), kind=kind, interval=interval)
     task = asyncio.create_task(collector.run())
     try:
         if not as_json and not once and sys.stdin.isatty() and sys.stdout.isatty():
@@ -58,12 +63,12 @@ async def top(servers: CommandServers, interval: float, once: bool, as_json: boo
 
 
 @asynccontextmanager
-async def _sampler(servers: CommandServers) -> AsyncIterator[Sampler]:
+async def _sampler(servers: CommandServers, group_prefix: str) -> AsyncIterator[Sampler]:
     if servers.is_jetstream:
         from liftenvelope.monitor.jetstream import JetStreamSampler
 
         async with servers.jetstream() as js:
-            yield JetStreamSampler(js)
+            yield JetStreamSampler(js, group_prefix=group_prefix)
     else:
         from liftenvelope.monitor.liftbridge import LiftbridgeSampler
 

@@ -41,11 +41,12 @@ class NatsGroupSampler:
     Args:
         js: JetStream, which has the topics.
         limits: Limits of a sample.
+        prefix: Prefix of the coordinators' subjects.
     """
 
-    def __init__(self, js: JetStream, limits: MonitorLimits) -> None:
+    def __init__(self, js: JetStream, limits: MonitorLimits, prefix: str) -> None:
         self._js = js
-        self._client = GroupClient(js.api.nc, timeout=_TIMEOUT)
+        self._client = GroupClient(js.api.nc, prefix=prefix, timeout=_TIMEOUT)
         self._limits = limits
         self._turns = RoundRobin()
         self._count_turns = RoundRobin()

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Final
 
 from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
+from liftenvelope.group.calls import DEFAULT_PREFIX
 from liftenvelope.jetstream import ConsumerInfo, JetStream, StreamInfo
 from liftenvelope.jetstream.listing import consumer_infos, stream_infos
 from liftenvelope.monitor._limits import MAX_SUBJECTS, MonitorLimits
@@ -39,13 +40,16 @@ class JetStreamSampler:
     Args:
         js: JetStream. The sampler does not close it.
         limits: Limits of a sample.
+        group_prefix: Prefix of the coordinators of groups. Default ``liftenvelope.groups``.
     """
 
-    def __init__(self, js: JetStream, limits: MonitorLimits | None = None) -> None:
+    def __init__(
+        self, js: JetStream, limits: MonitorLimits | None = None, *, group_prefix: str = DEFAULT_PREFIX
+    ) -> None:
         self._js = js
         self._limits = limits or MonitorLimits()
         self._clock = steady_clock()
-        self._groups = NatsGroupSampler(js, self._limits)
+        self._groups = NatsGroupSampler(js, self._limits, group_prefix)
         self._turns = RoundRobin()
         self._consumers: dict[str, dict[str, ConsumerSample]] = {}
         self._storage: StorageSample | None = None

@@ -24,6 +24,7 @@ from aiohttp import web
 from liftenvelope._checks import as_count
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import InternalError, LiftEnvelopeError, UsageError
+from liftenvelope.group.calls import DEFAULT_PREFIX
 from liftenvelope.monitor._collector import Collector
 from liftenvelope.monitor._guard import Guard, MonitorAccess, body_of, same
 from liftenvelope.monitor._limits import MonitorLimits
@@ -252,14 +253,16 @@ class MonitorLink:
 
     Args:
         limits: Limits of the samples.
+        group_prefix: Prefix of the coordinators of groups over NATS.
 
     Attributes:
         messages: Reads messages; None while there is no connection.
         changes: Makes changes; None while there is no connection.
     """
 
-    def __init__(self, limits: MonitorLimits | None = None) -> None:
+    def __init__(self, limits: MonitorLimits | None = None, *, group_prefix: str = DEFAULT_PREFIX) -> None:
         self._limits = limits
+        self._group_prefix = group_prefix
         self.messages: MessageSource | None = None
         self.changes: Changes | None = None
 
@@ -267,7 +270,7 @@ class MonitorLink:
     def to_jetstream(self, js: JetStream) -> Iterator[JetStreamSampler]:
         """Use JetStream while the block runs, and yield a sampler on it."""
         with self._to(JetStreamMessages(js), JetStreamChanges(js)):
-            yield JetStreamSampler(js, self._limits)
+            yield JetStreamSampler(js, self._limits, group_prefix=self._group_prefix)
 
     @contextmanager
     def to_liftbridge(self, client: Client) -> Iterator[LiftbridgeSampler]:

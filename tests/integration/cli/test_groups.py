@@ -29,7 +29,7 @@ from liftenvelope.testing import (
     run_liftbridge,
     run_nats_server,
 )
-from tests.integration.cli.commands import error_of, json_of, run, text_of
+from tests.integration.cli.commands import error_of, json_of, run, started, text_of
 
 OFFSETS = ("--to-earliest", "--to-latest", "--to-offset", "--to-datetime")
 
@@ -42,13 +42,13 @@ def server() -> Iterator[NatsServer]:
 
 
 @contextmanager
-def _coordinator(url: str) -> Iterator[None]:
+def _coordinator(url: str, **options: Any) -> Iterator[None]:
     ready = threading.Event()
     loop = asyncio.new_event_loop()
     done = asyncio.Event()
 
     async def serve() -> None:
-        async with await nats.connect(url) as nc, Coordinator(nc):
+        async with await nats.connect(url) as nc, Coordinator(nc, **options):
             ready.set()
             await done.wait()
 
@@ -196,6 +196,37 @@ def test_reset_of_one_partition_and_deletion(at: tuple[str, str], group: str) ->
 def test_reset_needs_one_aim(aims: tuple[str, ...]) -> None:
     error = error_of("group", "reset", "g", *aims, "--url", "nats://127.0.0.1:1", code=2)
     assert all(option in error for option in OFFSETS)
+
+
+def test_groups_of_coordinators_with_a_prefix_of_their_own(at: tuple[str, str], server: NatsServer) -> None:
+    async def create() -> None:
+        async with await nats.connect(server.url) as nc:
+            await GroupClient(nc, prefix="shop.groups", timeout=60).create_group("tills")
+
+    prefix = ("--group-prefix", "shop.groups")
+    with _coordinator(server.url, prefix="shop.groups", bucket="shop-groups"):
+        asyncio.run(create())
+        assert [one["name"] for one in json_of("group", "ls", *at, *prefix)] == ["tills"]
+        assert "tills" not in [one["name"] for one in json_of("group", "ls", *at)]
+        assert json_of("group", "describe", "tills", *at, *prefix)["name"] == "tills"
+        with started("top", "--json", "--interval", "100ms", *at, *prefix, "--timeout", "60") as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if [one["name"] for one in json.loads(line)["readers"]] == ["tills"]:
+                    break
+            else:
+                pytest.fail("top ended without the group")
+        text_of("group", "rm", "tills", "--yes", *at, *prefix)
+        assert json_of("group", "ls", *at, *prefix) == []
+
+
+@pytest.mark.parametrize("command", [("group", "ls"), ("top", "--once"), ("monitor",)])
+def test_group_prefix_is_checked(command: tuple[str, ...]) -> None:
+    url = ("--url", "nats://127.0.0.1:1")
+    error = error_of(*command, *url, "--group-prefix", "shop.", code=2)
+    assert "--group-prefix must be tokens of letters, digits, '-' and '_', got 'shop.'" in error
+    error = error_of(*command, "--url", "liftbridge://127.0.0.1:1", "--group-prefix", "shop", code=2)
+    assert "--group-prefix needs JetStream: --url must begin with nats://" in error
 
 
 def test_no_coordinator(jetstream_server: NatsServer) -> None:
@@ -348,8 +379,8 @@ def test_reset_without_an_answer_is_unknown(
     opened = command._open
 
     @asynccontextmanager
-    async def stalled(servers: CommandServers) -> AsyncIterator[GroupAdmin]:
-        async with opened(servers) as admin:
+    async def stalled(servers: CommandServers, prefix: str | None) -> AsyncIterator[GroupAdmin]:
+        async with opened(servers, prefix) as admin:
             yield _Stalled(admin, proxy)
 
     monkeypatch.setattr(command, "_open", stalled)

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from liftenvelope.cli._servers import find_servers
+from liftenvelope.group.calls import DEFAULT_PREFIX
 from liftenvelope.monitor import Collector
 from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer, run_nats_server
 from tests.integration.cli.commands import error_of, json_of, started, text_of
@@ -127,7 +128,9 @@ async def test_json_goes_on_while_the_server_is_away(monkeypatch: pytest.MonkeyP
     async with asyncio.timeout(240), asyncio.TaskGroup() as group:
         with run_nats_server(jetstream=True) as server:
             servers = find_servers(server.url, None, 60)
-            collector = Collector(lambda: command._sampler(servers), kind="jetstream", interval=0.05)
+            collector = Collector(
+                lambda: command._sampler(servers, DEFAULT_PREFIX), kind="jetstream", interval=0.05
+            )
             tasks = [
                 group.create_task(collector.run()),
                 group.create_task(command._print(collector, "here", False, True)),

@@ -105,6 +105,24 @@ async def test_groups_over_nats(server: NatsServer) -> None:
             assert lags[1] == 2
 
 
+async def test_groups_of_coordinators_with_a_prefix_of_their_own(server: NatsServer) -> None:
+    async with (
+        await nats.connect(server.url) as nc,
+        JetStream(nc, timeout=60) as js,
+        Coordinator(nc, timeout=60),
+        Coordinator(nc, timeout=60, prefix="shop.groups", bucket="shop-groups"),
+    ):
+        await GroupClient(nc, timeout=60).create_group("billing")
+        await GroupClient(nc, timeout=60, prefix="shop.groups").create_group("tills")
+        samplers = {
+            "billing": JetStreamSampler(js),
+            "tills": JetStreamSampler(js, group_prefix="shop.groups"),
+        }
+        for name, sampler in samplers.items():
+            snapshot = await sampled(sampler.sample, lambda one: bool(one.groups))
+            assert list(snapshot.groups) == [name]
+
+
 async def test_groups_without_a_coordinator_stay_with_a_fault(server: NatsServer) -> None:
     async with await nats.connect(server.url) as nc, JetStream(nc, timeout=60) as js:
         sampler = JetStreamSampler(js)

@@ -27,6 +27,7 @@ OPTIONS = {
     "MonitorAccess.hosts": ("--allow-host", "--monitor-hosts"),
     "MonitorAccess.token": ("--token", "--monitor-token-file"),
     "MonitorAccess.user_header": ("--user-header", "--monitor-user-header"),
+    "MonitorLink.group_prefix": ("--group-prefix", ""),
     "MonitorPages.changes": ("--allow-changes", "--monitor-allow-changes"),
     "MonitorPages.max_readers": ("--max-pages", "--monitor-max-pages"),
     "MonitorPages.payloads": ("--no-payloads", "--monitor-payloads"),
@@ -36,6 +37,7 @@ OPTIONS = {
 #: Why ``serve`` has no option of its own.
 NOT_OF_SERVE = {
     "MonitorLimits": "the defaults bound what is asked of the own gateway; monitor is for other sizes",
+    "MonitorLink": "the page of serve is a client of the gateway, whose groups have no prefix",
     "with_gateways": "the own metrics are read; monitor reads those of several gateways",
 }
 #: Why an argument has no option.
