@@ -55,9 +55,10 @@ def _of_sample(snapshot: Snapshot) -> Iterator[MonitorAlert]:
     for address, status in snapshot.brokers.items():
         if status != "serving":
             yield MonitorAlert("error", "broker", address, f"broker is {status.replace('_', ' ')}")
-    if snapshot.left_out:
-        text = f"{snapshot.left_out:,} streams beyond the limit are not shown"
-        yield MonitorAlert("warning", "sample", "streams", text)
+    for what, count in snapshot.left_out.items():
+        if count:
+            text = f"{what} beyond the limit are not shown: {count:,}"
+            yield MonitorAlert("warning", "sample", what, text)
 
 
 def _of_storage(snapshot: Snapshot) -> Iterator[MonitorAlert]:

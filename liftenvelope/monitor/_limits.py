@@ -19,9 +19,9 @@ class MonitorLimits:
 
     Attributes:
         max_streams: Streams in a sample. More are counted and left out.
-        max_consumers: Consumers in a sample.
-        max_groups: Groups in a sample.
-        max_rows: Partitions of one group in a sample.
+        max_consumers: Consumers in a sample. More are counted and left out.
+        max_groups: Groups in a sample. More are counted and left out.
+        max_rows: Partitions of one group in a sample. More are counted and left out.
         reads: Streams, groups or partitions that one sample asks about singly. The next sample goes on with
             the next ones, so a small limit makes values older, not wrong.
         counts: Lags of groups that one sample has JetStream count.

@@ -53,9 +53,10 @@ class NatsGroupSampler:
         self._not_before = 0.0
         self._offsets: dict[str, tuple[float, _Offsets]] = {}
         self._counts: dict[tuple[str, Place], _Counted] = {}
-        #: Groups by name, and what could not be read.
+        #: Groups by name, what could not be read, and numbers of what is beyond the limits.
         self.groups: dict[str, GroupSample] = {}
         self.faults: list[SampleFault] = []
+        self.left_out: dict[str, int] = {}
 
     async def update(self, streams: _Streams, clock: Callable[[], float], focus: Sequence[str]) -> None:
         """Read the groups and their positions in the streams of a sample.
@@ -76,6 +77,11 @@ class NatsGroupSampler:
                 self.faults = [fault_of("groups", exc)]
             return
         infos = {one.name: one for one in listed.groups[: self._limits.max_groups]}
+        sizes = (sum(topic.partitions for topic in info.topics) for info in infos.values())
+        self.left_out = {
+            "groups": len(listed.groups) - len(infos),
+            "partitions of groups": sum(max(size - self._limits.max_rows, 0) for size in sizes),
+        }
         wanted = self._turns.take(infos, self._limits.reads, first=set(focus))
         answers = await each(wanted, self._client.committed, self._limits.at_once)
         self._offsets = {name: one for name, one in self._offsets.items() if name in infos}

@@ -267,7 +267,8 @@ class Snapshot:
         gateways: Gateways and Liftbridge brokers by id.
         storage: Storage of the JetStream account; None if unknown.
         missing: JetStream streams of which no server answered: they have no leader, or it is cut off.
-        left_out: Number of streams beyond the limit, which are not in the sample.
+        left_out: Number of streams, consumers, groups, and partitions of groups beyond the limits, which are
+            not in the sample. Kinds that are in it as a whole are left out or 0.
         faults: Parts that could not be read.
         took: Seconds that the sample took.
     """
@@ -281,6 +282,6 @@ class Snapshot:
     gateways: Mapping[str, GatewaySample] = field(default_factory=dict)
     storage: StorageSample | None = None
     missing: Sequence[str] = ()
-    left_out: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict)
     faults: Sequence[SampleFault] = ()
     took: float = 0.0

@@ -52,6 +52,8 @@ class JetStreamSampler:
         self._groups = NatsGroupSampler(js, self._limits, group_prefix)
         self._turns = RoundRobin()
         self._consumers: dict[str, dict[str, ConsumerSample]] = {}
+        #: Number of consumers of each stream that are beyond the limit.
+        self._left_out: dict[str, int] = {}
         self._storage: StorageSample | None = None
         self._faults: list[SampleFault] = []
 
@@ -83,7 +85,11 @@ class JetStreamSampler:
             groups=dict(self._groups.groups),
             storage=self._storage,
             missing=missing,
-            left_out=left_out,
+            left_out={
+                "streams": left_out,
+                "consumers": sum(self._left_out.values()),
+                **self._groups.left_out,
+            },
             faults=[*self._faults, *self._groups.faults],
             took=self._clock() - at,
         )
@@ -117,6 +123,7 @@ class JetStreamSampler:
     async def _read_consumers(self, streams: dict[str, StreamSample], focus: Sequence[str]) -> None:
         read = [name for name, one in streams.items() if one.consumers]
         self._consumers = {name: self._consumers[name] for name in read if name in self._consumers}
+        self._left_out = {name: self._left_out[name] for name in self._consumers if name in self._left_out}
         wanted = self._turns.take(read, self._limits.reads, first=set(focus))
         answers = await each(wanted, self._consumers_of, self._limits.at_once)
         room = self._limits.max_consumers - sum(map(len, self._consumers.values()))
@@ -126,9 +133,15 @@ class JetStreamSampler:
                 failures.append(answer)
                 continue
             room += len(self._consumers.pop(stream, ()))
+            self._left_out.pop(stream, None)
             if not isinstance(answer, LiftEnvelopeError):  # else the stream was deleted meanwhile
                 self._consumers[stream] = dict(islice(answer.items(), room))
-                room -= len(self._consumers[stream])
+                kept = len(self._consumers[stream])
+                room -= kept
+                # The listing ends at the limit. Beyond that, only the stream tells the number.
+                is_whole = len(answer) < self._limits.max_consumers
+                total = len(answer) if is_whole else max(streams[stream].consumers or 0, len(answer))
+                self._left_out[stream] = total - kept
         if failures:
             self._faults.append(fault_of("consumers", failures[0], len(failures) - 1))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 from liftenvelope.client import Client, Metadata, PartitionInfo, StreamInfo
@@ -58,6 +59,8 @@ class LiftbridgeSampler:
         self._activity_fault: SampleFault | None = None
         self._cursors: dict[_Cursor, int | None] = {}
         self._groups: dict[str, GroupSample] = {}
+        #: Numbers of groups, and of partitions of groups, that are beyond the limits.
+        self._left_out: dict[str, int] = {}
         self._brokers: dict[str, str] = {}
         self._faults: list[SampleFault] = []
 
@@ -84,7 +87,7 @@ class LiftbridgeSampler:
             groups=self._groups,
             brokers=self._brokers,
             gateways=self._gateways(metadata),
-            left_out=len(names) - len(kept),
+            left_out={"streams": len(names) - len(kept), **self._left_out},
             faults=self._faults,
             took=self._clock() - at,
         )
@@ -161,10 +164,19 @@ class LiftbridgeSampler:
             groups = (await self._activity.update()).groups
             names = sorted(groups)[: self._limits.max_groups]
             if not names:
-                self._groups = {}
+                self._groups, self._left_out = {}, {}
                 return
             live = (await self._client.fetch_metadata(streams=[], groups=names)).groups
-            rows = {name: list(self._rows(name, streams)) for name in names}
+            most = self._limits.max_rows
+            rows = {name: list(islice(self._cursors_of(name, streams), most)) for name in names}
+            sizes = (
+                sum(len(streams[one].partitions) for one in groups[name].streams if one in streams)
+                for name in names
+            )
+            self._left_out = {
+                "groups": len(groups) - len(names),
+                "partitions of groups": sum(max(size - most, 0) for size in sizes),
+            }
             await self._read_cursors([key for keys in rows.values() for key in keys], focus)
         except NoSuchStreamError as exc:  # the cluster keeps no activity stream
             self._not_before = self._clock() + _PAUSE
@@ -189,12 +201,9 @@ class LiftbridgeSampler:
             )
         self._groups = found
 
-    def _rows(self, group: str, streams: Mapping[str, StreamSample]) -> Iterator[_Cursor]:
-        left = self._limits.max_rows
+    def _cursors_of(self, group: str, streams: Mapping[str, StreamSample]) -> Iterator[_Cursor]:
         for stream in self._activity.groups[group].streams:
-            parts = streams[stream].partitions[:left] if stream in streams else ()
-            left -= len(parts)
-            for part in parts:
+            for part in streams[stream].partitions if stream in streams else ():
                 yield group, stream, part.number
 
     async def _read_cursors(self, keys: Sequence[_Cursor], focus: Sequence[str]) -> None:

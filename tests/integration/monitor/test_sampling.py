@@ -14,7 +14,7 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.errors import TransportError
 from liftenvelope.group import Coordinator, GroupClient, GroupConsumer, JetStreamTopic
 from liftenvelope.jetstream import AckPolicy, ConsumerConfig, JetStream, PriorityPolicy, StreamConfig
-from liftenvelope.monitor import History, MonitorLimits, Snapshot
+from liftenvelope.monitor import History, MonitorLimits, Snapshot, alerts
 from liftenvelope.monitor.group_activity import GroupActivity
 from liftenvelope.monitor.jetstream import JetStreamSampler
 from liftenvelope.monitor.liftbridge import LiftbridgeSampler
@@ -157,6 +157,10 @@ async def _sample_liftbridge(addresses: list[str]) -> None:
         assert [part.end for part in stream.partitions] == [4, 0]
         assert set(snapshot.brokers.values()) == {"serving"}
         assert (group.state, group.members, group.lag) == ("active", {"one": ("monitored",)}, 2)
+        limited = LiftbridgeSampler(client, MonitorLimits(max_rows=1))
+        snapshot = await sampled(limited.sample, lambda one: "readers" in one.groups)
+        assert len(snapshot.groups["readers"].partitions) == 1
+        assert snapshot.left_out == {"streams": 0, "groups": 0, "partitions of groups": 1}
 
 
 async def test_liftbridge() -> None:
@@ -210,7 +214,7 @@ async def test_stream_beyond_the_limit_is_counted_and_left_out(server: NatsServe
         for number in range(3):
             await js.create_stream(StreamConfig(name=f"S{number}", subjects=(f"s{number}",)))
         snapshot = await JetStreamSampler(js, MonitorLimits(max_streams=2)).sample()
-        assert (list(snapshot.streams), snapshot.left_out) == (["S0", "S1"], 1)
+        assert (list(snapshot.streams), snapshot.left_out["streams"]) == (["S0", "S1"], 1)
 
 
 async def test_consumers_of_all_streams_share_one_limit(server: NatsServer) -> None:
@@ -221,7 +225,34 @@ async def test_consumers_of_all_streams_share_one_limit(server: NatsServer) -> N
                 await stream.create_consumer(ConsumerConfig(name=f"worker-{number}"))
         sampler = JetStreamSampler(js, MonitorLimits(max_consumers=3))
         for _ in range(2):
-            assert len((await sampler.sample()).consumers) == 3
+            snapshot = await sampler.sample()
+            assert (len(snapshot.consumers), snapshot.left_out["consumers"]) == (3, 1)
+        await js.delete_stream("B")
+        assert (await sampler.sample()).left_out["consumers"] == 0
+        for number in range(2, 7):
+            await (await js.stream("A")).create_consumer(ConsumerConfig(name=f"worker-{number}"))
+        snapshot = await sampler.sample()
+        assert (len(snapshot.consumers), snapshot.left_out["consumers"]) == (3, 4)
+
+
+async def test_groups_and_partitions_beyond_the_limits_are_counted(server: NatsServer) -> None:
+    async with (
+        await nats.connect(server.url) as nc,
+        JetStream(nc, timeout=60) as js,
+        Coordinator(nc, timeout=60),
+    ):
+        await js.create_stream(StreamConfig(name="ORDERS", subjects=("orders.*",)))
+        topic = JetStreamTopic.of_stream("ORDERS", [f"orders.{number}" for number in range(5)])
+        for name in ("a", "b", "c"):
+            await GroupClient(nc, timeout=60).create_group(name, topics=[topic])
+        sampler = JetStreamSampler(js, MonitorLimits(max_groups=2, max_rows=3))
+        snapshot = await sampled(sampler.sample, lambda one: bool(one.groups))
+        assert [len(one.partitions) for one in snapshot.groups.values()] == [3, 3]
+        assert snapshot.left_out == {"streams": 0, "consumers": 0, "groups": 1, "partitions of groups": 4}
+        assert [one.text for one in alerts(snapshot)] == [
+            "groups beyond the limit are not shown: 1",
+            "partitions of groups beyond the limit are not shown: 4",
+        ]
 
 
 async def test_consumers_that_can_not_be_read_stay_with_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:

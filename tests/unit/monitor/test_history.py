@@ -137,13 +137,18 @@ class TestAlerts:
                 storage=StorageSample(disk=95, max_disk=100),
                 brokers={"one:9292": "not_serving", "two:9292": "serving"},
                 missing=["audit"],
-                left_out=7,
+                left_out={"streams": 7, "groups": 0, "partitions of groups": 1_200},
             )
         )
         assert [(one.kind, one.name, one.text) for one in found] == [
             ("stream", "audit", "no server answers for the stream: it has no leader"),
             ("broker", "one:9292", "broker is not serving"),
-            ("sample", "streams", "7 streams beyond the limit are not shown"),
+            ("sample", "streams", "streams beyond the limit are not shown: 7"),
+            (
+                "sample",
+                "partitions of groups",
+                "partitions of groups beyond the limit are not shown: 1,200",
+            ),
             ("storage", "disk", "95% of the account's disk is used"),
             ("group", "g", "group without members has a lag of 1,234"),
             ("consumer", "s/c", "consumer is paused with a lag of 2"),
