@@ -220,6 +220,7 @@ class CommandServers:
         import nats.errors
 
         from liftenvelope.nats.closing import close_connection
+        from liftenvelope.nats.logins import with_login_of
         from liftenvelope.nats.tls_only import new_client
 
         self._check_credentials()
@@ -229,7 +230,7 @@ class CommandServers:
             seen.append(exc)
             del seen[:-_NOTED]
 
-        options = self._options()
+        options = with_login_of(self.urls, self._options())
         nc = new_client(self.urls, tls="tls" in options)
         bad_seed = _seed_errors() if self.context.creds or self.context.nkey else ()
         try:

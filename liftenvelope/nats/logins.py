@@ -6,11 +6,13 @@ nats-py passes the text of ``-ERR`` on in lower or in mixed case, in quotes or w
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 from liftenvelope.errors import UsageError
 
-__all__ = ["is_refused_login", "read_credentials", "refused_login"]
+__all__ = ["is_refused_login", "read_credentials", "refused_login", "with_login_of"]
 
 _BLOCK: Final = re.compile(r"-{3,}BEGIN ([A-Z ]+)-{3,}\s+(\S+)\s+-{3,}END \1-{3,}")
 _JWT, _SEED = "NATS USER JWT", "USER NKEY SEED"
@@ -23,6 +25,30 @@ _REFUSALS: Final = (
     "authentication expired",
     "authentication revoked",
 )
+#: Options of nats-py for a login.
+_LOGINS: Final = frozenset({"user", "token", "user_credentials", "nkeys_seed", "nkeys_seed_str"})
+
+
+def with_login_of(urls: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of ``nats.connect`` with the login of the URLs, if these have one and the options none.
+
+    nats-py sends the login of a URL to the server of that URL alone. The other servers of its cluster, of
+    which that server tells, would refuse a connection that has lost its server.
+
+    Args:
+        urls: URLs of the servers. If they have different logins, nats-py sends each server its own.
+        options: Options of ``nats.connect``.
+
+    Example:
+        >>> with_login_of(["nats://app:secret@n1", "nats://n2"], {"name": "a"})
+        {'user': 'app', 'password': 'secret', 'name': 'a'}
+    """
+    parts = [urlsplit(url if "://" in url else f"nats://{url}") for url in urls]
+    logins = {(one.username, one.password) for one in parts if one.username is not None}
+    if len(logins) != 1 or not _LOGINS.isdisjoint(options):
+        return dict(options)
+    [(user, password)] = logins
+    return {**({"token": user} if password is None else {"user": user, "password": password}), **options}
 
 
 def is_refused_login(error: object) -> bool:

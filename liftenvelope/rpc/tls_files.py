@@ -1,10 +1,10 @@
-"""TLS contexts of clients, from PEM files."""
+"""TLS contexts from PEM files."""
 
 from __future__ import annotations
 
 import ssl
 
-__all__ = ["client_context"]
+__all__ = ["client_context", "no_password"]
 
 
 def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext:
@@ -22,10 +22,10 @@ def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSL
     """
     context = ssl.create_default_context(cafile=ca)
     if cert is not None:
-        context.load_cert_chain(cert, key, password=_no_password)
+        context.load_cert_chain(cert, key, password=no_password)
     return context
 
 
-def _no_password() -> str:
+def no_password() -> str:
     """Refuse an encrypted key: OpenSSL would ask for its password on the terminal."""
     raise OSError("the key is encrypted: decrypt it first, and protect the file by its mode")

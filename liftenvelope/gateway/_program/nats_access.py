@@ -11,6 +11,7 @@ from liftenvelope._checks import about
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import MissingExtraError, UsageError
 from liftenvelope.nats.logins import read_credentials
+from liftenvelope.rpc.tls_files import client_context, no_password
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,7 +80,7 @@ def server_tls(cert: str, key: str | None, client_ca: str | None) -> ssl.SSLCont
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(cert, key, password=_no_password)
+        context.load_cert_chain(cert, key, password=no_password)
         if client_ca is not None:
             context.load_verify_locations(client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
@@ -100,17 +101,9 @@ def client_tls(ca: str | None, cert: str | None, key: str | None) -> ssl.SSLCont
         UsageError: A file can't be read, or the files do not belong together.
     """
     try:
-        context = ssl.create_default_context(cafile=ca)
-        if cert is not None:
-            context.load_cert_chain(cert, key, password=_no_password)
+        return client_context(ca, cert, key)
     except OSError as exc:
         raise _not_pem(("nats_tls_ca", "nats_tls_cert", "nats_tls_key"), (ca, cert, key), exc) from exc
-    return context
-
-
-def _no_password() -> str:
-    """Refuse an encrypted key: OpenSSL would ask for its password on the terminal."""
-    raise OSError("the key is encrypted: decrypt it first, and protect the file by its mode")
 
 
 def _not_pem(names: tuple[str, str, str], files: tuple[str | None, ...], exc: OSError) -> UsageError:

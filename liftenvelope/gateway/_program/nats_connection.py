@@ -15,7 +15,7 @@ from nats.aio.client import Client
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import TransportError
 from liftenvelope.nats.closing import close_connection
-from liftenvelope.nats.logins import is_refused_login, refused_login
+from liftenvelope.nats.logins import is_refused_login, refused_login, with_login_of
 from liftenvelope.nats.tls_only import NoTlsError
 
 __all__ = ["connection_to"]
@@ -117,7 +117,7 @@ async def _connect(nc: Client, url: str | None, options: dict[str, Any], which: 
     shown = without_secrets(url)
     if not all(map(_has_port, url.split(","))):
         raise TransportError(f"no connection to the NATS server {shown}: its port must be from 0 to 65535")
-    first = _FirstConnection(nc, which, effect)
+    first, urls = _FirstConnection(nc, which, effect), url.split(",")
     # Reconnect without limit: a gateway outlives restarts of its NATS server.
     options = {
         "max_reconnect_attempts": -1,
@@ -128,7 +128,8 @@ async def _connect(nc: Client, url: str | None, options: dict[str, Any], which: 
     }
     try:
         async with first.patience:
-            await nc.connect(url.split(","), error_cb=first.note, allow_reconnect=True, **options)
+            options = with_login_of(urls, options)
+            await nc.connect(urls, error_cb=first.note, allow_reconnect=True, **options)
             # nats-py also returns if the server closes the connection instead of answering the first PING: so
             # looks a refused login if the server's error is lost. nats-py then reconnects in the background.
             if not nc.is_connected:
