@@ -66,7 +66,7 @@ SOME_OF_SPARK := $(addprefix tests/spark/test_,$(addsuffix .py,functions session
 BROKER ?= gateway
 
 .PHONY: test-uvloop dist dist-interpreters test-dist test-dist-all test-dist-some packaging api-check
-.PHONY: help setup docs notebooks versions servers demo test without-servers interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz slices soak clean
+.PHONY: help setup docs notebooks versions servers demo test compiled-tests without-servers interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz slices soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -102,10 +102,15 @@ servers: setup  ## build the Liftbridge server, once; it is kept in the user's c
 demo: $(if $(filter liftbridge,$(BROKER)),servers,setup)  ## the main job: publish envelopes and account for every ack; BROKER=liftbridge for the real one
 	$(RUN) -m liftenvelope demo --broker $(BROKER)
 
-test: servers without-servers  ## the tests, on real servers; PYTHON=python3.13 for that version, in .venv-3.13
+test: servers compiled-tests without-servers  ## the tests, on real servers; PYTHON=python3.13 for that version, in .venv-3.13
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(WITHOUT_SERVERS:%=--ignore=%) $(ELSEWHERE:%=--ignore=%)
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 LIFTENVELOPE_CONFORMANCE_SERVER=gateway $(RUN) -m pytest -q -n 4 --dist loadfile tests/conformance
 	$(RUN) -m pytest benchmarks -q --ignore=benchmarks/spark
+
+# Each process of a run collects all of its tests. On a fresh clone each would also compile them, before any runs.
+compiled-tests: setup
+	@[ -d tests/unit/__pycache__ ] || { \
+	for some in 'tests/unit tests/twin' tests/integration; do $(RUN) -m pytest -q --collect-only $$some >/dev/null & done; wait; }
 
 without-servers: setup
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(COMPUTING) --hypothesis-profile=$(EXAMPLES) $(WITHOUT_SERVERS)
