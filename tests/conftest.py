@@ -7,6 +7,7 @@ A run of the gate repeats itself: the same commit gives the same verdict. New ex
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,6 +56,12 @@ _SLOWEST = (
     "integration/testing/test_ports.py",
     "integration/testing/test_liftbridge.py",
 )
+
+
+def pytest_collection_finish() -> None:
+    """Free collections of garbage from what was imported: visiting it took a seventh of the unit tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
