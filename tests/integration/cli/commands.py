@@ -15,15 +15,17 @@ from click.testing import CliRunner, Result
 from liftenvelope.cli._root import root
 
 
-def run(*arguments: str, given: str | bytes | None = None, **env: str) -> Result:
-    """Run a command. Patient, because a loaded machine may need more than seconds."""
-    words = [*arguments]
+def patient(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a command with a timeout of a minute, because a loaded machine may need more than seconds."""
     asks = {"--url", "--context"} & set(words) and words[0] not in ("backup", "read", "restore", "write")
-    if asks and "--timeout" not in words:
-        words += ["--timeout", "60"]
+    return (*words, "--timeout", "60") if asks and "--timeout" not in words else words
+
+
+def run(*arguments: str, given: str | bytes | None = None, **env: str) -> Result:
+    """Run a command, patiently."""
     # Without COLUMNS, which pytest-xdist sets: it would fold the cells of tables.
     own: dict[str, str | None] = {"XDG_CONFIG_HOME": "/nowhere", "COLUMNS": None}
-    return CliRunner().invoke(root, words, input=given, env={**own, **env})
+    return CliRunner().invoke(root, patient(arguments), input=given, env={**own, **env})
 
 
 def text_of(*arguments: str, given: str | bytes | None = None) -> str:
@@ -54,8 +56,8 @@ def error_of(*arguments: str, code: int = 1) -> str:
 
 @contextmanager
 def started(*arguments: str, stdin: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command as a process of its own, with pipes for its output."""
-    command = [sys.executable, "-W", "error", "-m", "liftenvelope", *arguments]
+    """Run a command, patiently, as a process of its own, with pipes for its output."""
+    command = [sys.executable, "-W", "error", "-m", "liftenvelope", *patient(arguments)]
     with subprocess.Popen(
         command,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},

@@ -73,16 +73,16 @@ def test_exit_code_is_1_if_fewer_messages_came_than_asked(
     at: tuple[str, str], consumer: tuple[str, str]
 ) -> None:
     take = ("consumer", "next", *consumer)
-    done = run(*take, "--wait", "3s", "--count", "9", "--no-ack", "--raw", *at)
+    done = run(*take, "--wait", "5s", "--count", "9", "--no-ack", "--raw", *at)
     assert (done.exit_code, done.stdout) == (1, "v1\nv2\nv3\n")
     note, error = done.stderr.splitlines()
     assert note.startswith("Note: acked none of 3 messages: the server redelivers them within 30 s")
-    came = "Error: 3 of 9 messages came within 3 s: 3 messages wait for acks, which is max_ack_pending"
+    came = "Error: 3 of 9 messages came within 5 s: 3 messages wait for acks, which is max_ack_pending"
     assert error == f"{came}. See consumer edit"
     text_of("consumer", "edit", *consumer, "--max-pending", "9", *at)
-    done = run(*take, "--wait", "3s", "--count", "9", "--raw", *at)
+    done = run(*take, "--wait", "5s", "--count", "9", "--raw", *at)
     assert (done.exit_code, done.stdout) == (1, "v4\nv5\n")
-    assert "2 of 9 messages came within 3 s: the consumer has 0 unprocessed, 3 wait for acks" in done.stderr
+    assert "2 of 9 messages came within 5 s: the consumer has 0 unprocessed, 3 wait for acks" in done.stderr
     text_of("consumer", "pause", *consumer, "1h", *at)
     assert "the consumer is paused, 3" in error_of(*take, "--wait", "100ms", *at)
 
@@ -123,7 +123,7 @@ def test_unconfirmed_ack_is_reported_with_its_sequence() -> None:
         text_of("stream", "create", "S", *at)
         text_of("publish", "S", "v1", *at)
         text_of("consumer", "create", "S", "C", *at)
-        done = run("consumer", "next", "S", "C", "--raw", *at, "--timeout", "2")
+        done = run("consumer", "next", "S", "C", "--raw", *at, "--timeout", "4")
     assert (done.exit_code, done.stdout) == (1, "v1\n")
     note, error = done.stderr.splitlines()
     assert note == "Note: the ack of sequence 1 was not confirmed; 0 of 1 were"
