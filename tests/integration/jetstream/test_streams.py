@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -61,9 +61,16 @@ from tests.integration.conftest import connect, until
 SOON = datetime.now(UTC) + timedelta(days=1)
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    """A server of this file alone, which has no other streams."""
+    with run_nats_server(jetstream=True) as running:
+        yield running
+
+
 @pytest.fixture
-async def js_nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
-    nc = await connect(jetstream_server.url)
+async def js_nc(server: NatsServer) -> AsyncIterator[Client]:
+    nc = await connect(server.url)
     yield nc
     if not nc.is_closed:
         await nc.close()
@@ -71,7 +78,7 @@ async def js_nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
 
 @pytest.fixture
 async def js(js_nc: Client) -> AsyncIterator[JetStream]:
-    async with JetStream(js_nc, timeout=20) as context:
+    async with JetStream(js_nc, timeout=60) as context:
         yield context
         if not js_nc.is_closed:
             for name in [name async for name in context.stream_names()]:
