@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import pytest
 from nats.aio.client import Client
 
 from liftenvelope.errors import CallTimeoutError, JetStreamError
+from liftenvelope.jetstream import JetStream
 from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream._events import LeadershipChanged, MissedHeartbeats, OrderedReset, PullEvent
 from liftenvelope.jetstream._ordered import OrderedConsumer
@@ -21,6 +22,29 @@ from tests.integration.jetstream_cluster import three_servers
 from .pulling import Bench, feed_of, numbered, until_pulled
 
 T = TypeVar("T")
+
+
+class ClusterBench(Bench):
+    """A stream whose leader may change during a publish: servers on a loaded machine elect anew."""
+
+    async def publish(
+        self, payloads: Sequence[bytes], subject: str = "a", headers: dict[str, str] | None = None
+    ) -> None:
+        """Store messages, and again those without an ack, which come later then."""
+        left = list(payloads)
+        async with asyncio.timeout(120), JetStream(self.nc, timeout=5) as js:
+            while left:
+                futures = [
+                    await js.publish_async(
+                        f"{self.name}.{subject}",
+                        payload,
+                        message_id=f"{subject} {payload.decode()}",
+                        headers=headers,
+                    )
+                    for payload in left
+                ]
+                outcomes = await asyncio.gather(*futures, return_exceptions=True)
+                left = [one for one, said in zip(left, outcomes, strict=True) if isinstance(said, Exception)]
 
 
 @pytest.fixture
@@ -39,11 +63,12 @@ async def nc(cluster: dict[str, NatsServer]) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-async def bench(nc: Client, name: str) -> Bench:
+async def bench(nc: Client, name: str) -> ClusterBench:
     """A stream on all three."""
-    bench = Bench(nc, name)
+    bench = ClusterBench(nc, name)
     bench.api.timeout = 5  # while there is no leader, nobody answers
-    return await patiently(lambda: bench.create(num_replicas=3))
+    await patiently(lambda: bench.create(num_replicas=3))
+    return bench
 
 
 async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
