@@ -15,7 +15,7 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope.errors import UsageError
-from liftenvelope.jetstream import Consumer
+from liftenvelope.jetstream import Consumer, _endings
 from liftenvelope.jetstream._endings import STALLED
 from liftenvelope.jetstream.consuming import Messages
 from liftenvelope.jetstream.infos import ConsumerInfo
@@ -31,6 +31,12 @@ DRAINS = 100
 LONG, PATIENCE = 120, 60
 
 
+@pytest.fixture
+def messages_keep_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep a server that gets no processor time for a moment from looking like an idle consumer."""
+    monkeypatch.setattr(_endings, "QUIET", 10.0)
+
+
 @asynccontextmanager
 async def publishing(url: str, subject: str, pause: float = 0) -> AsyncIterator[None]:
     """A publisher on a connection of its own that goes on until the end of the block."""
@@ -42,16 +48,18 @@ async def publishing(url: str, subject: str, pause: float = 0) -> AsyncIterator[
             await asyncio.sleep(pause)
 
     task = asyncio.create_task(publish())
-    yield
-    task.cancel()
-    await asyncio.wait({task})
-    await client.close()
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        await client.close()
 
 
 async def drained(messages: Messages, first: int) -> list[bytes]:
     """Read some messages, drain, and read the rest."""
     got = [(await messages.next(timeout=PATIENCE)).data for _ in range(first)]
-    await messages.drain()
+    await messages.drain(timeout=LONG)
     got += [message.data async for message in messages]
     await messages.closed()
     return got
@@ -76,6 +84,7 @@ async def test_drain_of_a_full_stream_hands_out_every_delivered_message(
         await consumer.delete()
 
 
+@pytest.mark.usefixtures("messages_keep_coming")
 @pytest.mark.parametrize("ack_policy", ["none", "explicit"])
 async def test_drain_hands_out_every_delivered_message_while_publishing_goes_on(
     bench: Bench, jetstream_server: NatsServer, ack_policy: str
@@ -167,6 +176,7 @@ async def test_drain_of_a_server_that_stood_still_hands_out_every_delivered_mess
         await nc.close()
 
 
+@pytest.mark.usefixtures("messages_keep_coming")
 async def test_drain_without_acks_waits_for_the_end_of_its_pulls(
     bench: Bench, jetstream_server: NatsServer
 ) -> None:
@@ -195,6 +205,7 @@ async def test_drain_of_an_idle_consumption_does_not_wait_for_its_pulls(bench: B
     await until_no_pulls(consumer)
 
 
+@pytest.mark.usefixtures("messages_keep_coming")
 async def test_drain_ends_at_its_timeout_while_messages_keep_coming(
     bench: Bench, jetstream_server: NatsServer
 ) -> None:
@@ -243,6 +254,7 @@ async def test_drain_of_one_of_two_readers_loses_nothing(bench: Bench) -> None:
     assert sorted(got) == sorted(numbered(1000))
 
 
+@pytest.mark.usefixtures("messages_keep_coming")
 async def test_drain_ends_when_the_connection_is_cut(jetstream_server: NatsServer, name: str) -> None:
     with FaultProxy(jetstream_server.address) as proxy:
         nc = await connect(f"nats://{proxy.address}")
@@ -273,7 +285,7 @@ async def test_drain_of_an_ordered_consumer_hands_out_every_delivered_message(be
             got = [(await messages.next(timeout=PATIENCE)).data for _ in range(10)]
             (name,) = [name async for name in stream.consumer_names()]
             consumer = await stream.consumer(name)
-            await messages.drain()
+            await messages.drain(timeout=LONG)
             sent = await delivered(consumer)
             got += [message.data async for message in messages]
         assert got == numbered(sent)
@@ -293,6 +305,7 @@ async def test_drain_of_an_ordered_consumer_that_is_cancelled_ends_it(bench: Ben
             await messages.closed()
 
 
+@pytest.mark.usefixtures("messages_keep_coming")
 async def test_drain_of_consume_hands_out_every_delivered_message(
     bench: Bench, js_nc: Client, jetstream_server: NatsServer
 ) -> None:
@@ -307,7 +320,7 @@ async def test_drain_of_consume_hands_out_every_delivered_message(
 
             async with await consumer.consume(handle, max_messages=30) as consumption:
                 await until(lambda seen=seen: len(seen) > 5)  # type: ignore[misc]
-                await consumption.drain()
+                await consumption.drain(timeout=LONG)
             assert await delivered(consumer) == len(seen)
             await consumer.delete()
 

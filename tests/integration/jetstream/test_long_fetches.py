@@ -21,8 +21,8 @@ async def pinned_consumer(bench: Bench, timeout: int) -> Consumer:
 
 
 async def test_a_fetch_keeps_its_pin(bench: Bench, js_nc: Client) -> None:
-    """Servers count pulls for a sign of life: one of a minute would lose the pin after eight seconds."""
-    consumer = await pinned_consumer(bench, timeout=8)
+    """Servers count pulls for a sign of life: one of a minute would lose the pin after twelve seconds."""
+    consumer = await pinned_consumer(bench, timeout=12)
     standby = Consumer(bench.api, consumer.cached_info)
     async with Wire(js_nc, consumer.pull_subject) as wire:
         fetching = asyncio.create_task(consumer.fetch(3, expires=60, idle_heartbeat=20, group="jobs"))
@@ -33,14 +33,14 @@ async def test_a_fetch_keeps_its_pin(bench: Bench, js_nc: Client) -> None:
                 await asyncio.sleep(0.01)
         waiting = asyncio.create_task(standby.fetch(1, expires=60, group="jobs"))
         async with asyncio.timeout(60):
-            while sum(pull.get("id") == state.pinned_client_id for pull in wire.pulls()) < 3:
+            while sum(pull.get("id") == state.pinned_client_id for pull in wire.pulls()) < 2:
                 await asyncio.sleep(0.01)
         await bench.publish(numbered(2, 1))
         batch = await asyncio.wait_for(fetching, 20)
         waiting.cancel()
         await asyncio.wait({waiting})
     assert [message.data for message in batch] == numbered(3)
-    assert all(pull["expires"] <= 4_000_000_000 for pull in wire.pulls())
+    assert all(pull["expires"] <= 6_000_000_000 for pull in wire.pulls())
     assert all(2 * pull.get("idle_heartbeat", 0) <= pull["expires"] for pull in wire.pulls())
 
 
