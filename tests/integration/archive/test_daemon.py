@@ -76,6 +76,22 @@ async def fetch(address: str, path: str) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
+def paused_run(patch: pytest.MonkeyPatch, name: str, daemon: ArchiveDaemon) -> threading.Event:
+    """Make runs wait for the daemon to stop after each batch. Returns an event, set after the first."""
+    write, has_read = getattr(bulk, name), threading.Event()
+
+    def paused(*args: Any, progress: Callable[[bulk.Progress], None], **options: Any) -> Any:
+        def note(seen: bulk.Progress) -> None:
+            progress(seen)
+            has_read.set()
+            assert daemon._stopping.wait(240)
+
+        return write(*args, progress=note, **options)
+
+    patch.setattr(bulk, name, paused)
+    return has_read
+
+
 async def test_failing_pipeline_is_reported_and_the_others_go_on(url: str, name: str, tmp_path: Path) -> None:
     await asyncio.to_thread(make_stream, url, name)
     await asyncio.to_thread(publish, url, numbered(name, 100))
@@ -149,16 +165,23 @@ async def test_dead_letters_are_counted(url: str, name: str, tmp_path: Path) -> 
     assert bulk.read(url, f"{name}-BAD").read_all().num_rows == 3
 
 
-async def test_stop_keeps_what_a_run_under_way_has_read(url: str, name: str, tmp_path: Path) -> None:
+async def test_stop_keeps_what_a_run_under_way_has_read(
+    url: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await asyncio.to_thread(make_stream, url, name)
     await asyncio.to_thread(publish, url, numbered(name, 5_000))
-    config = read_archive_config(config_of(tmp_path, url, name, target="rotate_rows = 100\n"))
+    path = Path(config_of(tmp_path, url, name, target="rotate_rows = 100\n"))
+    path.write_text(path.read_text().replace("interval", "batch_rows = 70\ninterval"))
+    config = read_archive_config(str(path))
     daemon = ArchiveDaemon(config)
-    task = asyncio.create_task(daemon.run())
-    await until((tmp_path / name).exists)
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert await task
+    with monkeypatch.context() as patch:
+        has_read = paused_run(patch, "to_parquet", daemon)
+        task = asyncio.create_task(daemon.run())
+        await until(has_read.is_set)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await task
     found = rows_of(tmp_path / name)
+    assert 0 < len(found) < 5_000
     assert found == list(range(len(found)))
     assert all(path.suffix == ".parquet" for path in (tmp_path / name).iterdir())
     assert await ArchiveDaemon(config).run(once=True)
@@ -383,15 +406,17 @@ def test_documented_dead_letters_are_in_a_table_of_their_own(url: str, name: str
     assert rows == [(3, "no JSON object", b"oops"), (7, "no JSON object", b"oops")]
 
 
-async def test_stop_commits_what_a_run_into_a_table_has_read(url: str, name: str, tmp_path: Path) -> None:
+async def test_stop_commits_what_a_run_into_a_table_has_read(
+    url: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await asyncio.to_thread(make_stream, url, name)
     await asyncio.to_thread(publish, url, numbered(name, 2_000))
     text = config_of(tmp_path, url, name, target='kind = "delta"\n')
     Path(text).write_text(Path(text).read_text().replace("interval", "batch_rows = 10\ninterval"))
     daemon = ArchiveDaemon(read_archive_config(text))
-    (state,) = daemon.states
+    has_read = paused_run(monkeypatch, "to_delta", daemon)
     task = asyncio.create_task(daemon.run())
-    await until(lambda: state.pending > 0)
+    await until(has_read.is_set)
     os.kill(os.getpid(), signal.SIGTERM)
     assert await task
     found = sorted(DeltaTable(tmp_path / name).to_pyarrow_table()["offset"].to_pylist())

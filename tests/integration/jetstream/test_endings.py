@@ -93,7 +93,7 @@ class TestStop:
         await bench.publish(numbered(5))
         consumer = await bench.consumer(ack_wait=2_000_000_000)
         async with consumer.messages() as messages:
-            await until(lambda: messages.buffered == 5)
+            await until(lambda: messages.buffered >= 5)  # more if they are redelivered before the test looks
         assert (await consumer.info()).num_ack_pending == 5
         assert len(await consumer.fetch(5, expires=20)) == 5
 

@@ -96,11 +96,14 @@ async def test_open_pull_ends_if_no_call_follows(bench: Bench, js_nc: Client) ->
 async def test_slow_caller_gets_fewer_at_a_time(bench: Bench, js_nc: Client) -> None:
     """Otherwise each message would be given back again and again, until ``max_deliver`` is reached."""
     await bench.publish(numbered(40))
-    consumer = await bench.consumer(ack_wait=2 * SECOND)
+    consumer = await bench.consumer(ack_wait=120 * SECOND)
     async with Wire(js_nc, consumer.pull_subject) as wire:
         await (await consumer.next(timeout=20, prefetch=40)).ack_sync()
         await until(lambda: buffered(consumer) == 39)
-        await until(lambda: not buffered(consumer))
+        (prefetcher,) = consumer._prefetchers._known.values()
+        prefetcher._empty_at -= 60  # as if half of the ack_wait had passed
+        prefetcher._tick()
+        assert not buffered(consumer)
         assert len(await payloads(consumer, 30, prefetch=40)) == 30
         sizes = [pull["batch"] for pull in wire.pulls()]
     assert sizes[:2] == [40, 1]

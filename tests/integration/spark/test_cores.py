@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from liftenvelope import bulk
+from liftenvelope._backoff import Patience
 from liftenvelope.bulk import RetentionError, WriteFailedError
 from liftenvelope.errors import NoSuchStreamError, StreamNotFoundError, TransportError, UsageError
 from liftenvelope.jetstream import JetStream, StreamConfig
@@ -259,9 +261,33 @@ class TestHidden:
             broker.check_whole(Span("s", 0, 2, 10), 5)
 
 
+@pytest.fixture
+def retrying(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of the threads in which a request failed and will be repeated."""
+    names: set[str] = set()
+    failed = Patience.failed
+
+    def noted(patience: Patience, now: float) -> float | None:
+        pause = failed(patience, now)
+        if pause is not None:
+            names.add(threading.current_thread().name)
+        return pause
+
+    monkeypatch.setattr(Patience, "failed", noted)
+    return names
+
+
+def wait_for(names: set[str], *wanted: str) -> None:
+    """Poll until all wanted names are there."""
+    end = time.monotonic() + 120
+    while not names.issuperset(wanted):
+        assert time.monotonic() < end, names
+        time.sleep(0.01)
+
+
 class TestServerRestarts:
     @pytest.mark.parametrize("kind", ["jetstream", "liftbridge"])
-    def test_query_waits_for_a_server_that_restarts(self, kind: str, name: str) -> None:
+    def test_query_waits_for_a_server_that_restarts(self, kind: str, name: str, retrying: set[str]) -> None:
         with run_nats_server(jetstream=True) if kind == "jetstream" else run_liftbridge() as server:
             if isinstance(server, NatsServer):
                 make_stream(server.url, name)
@@ -280,18 +306,19 @@ class TestServerRestarts:
                 server.kill()
             else:
                 server.stop()
-            with ThreadPoolExecutor(2) as pool:
+            retrying.clear()
+            with ThreadPoolExecutor(2, "query") as pool:
                 planned = pool.submit(source.latest, start, limited=False)
                 read = pool.submit(lambda: numbers(source.read(span)))
-                # Both have failed to connect at least once by then, since nothing listens on the port.
-                assert not wait([planned], 0.5).done
-                assert not wait([read], 0.5).done
+                wait_for(retrying, "query_0", "query_1")
+                assert not planned.done()
+                assert not read.done()
                 server.start()
                 assert planned.result(120) == end
                 assert read.result(120) == [0, 1]
             source.close()
 
-    def test_restarted_query_waits_for_its_server(self, name: str) -> None:
+    def test_restarted_query_waits_for_its_server(self, name: str, retrying: set[str]) -> None:
         with run_nats_server(jetstream=True) as server:
             make_stream(server.url, name)
             fill(server.url, name, 0, 2)
@@ -299,9 +326,11 @@ class TestServerRestarts:
             with closing(StreamingSource(given)) as first:
                 end = first.latest(first.initial(), limited=False)
             server.kill()
-            with closing(StreamingSource(given)) as source, ThreadPoolExecutor(1) as pool:
+            retrying.clear()
+            with closing(StreamingSource(given)) as source, ThreadPoolExecutor(1, "query") as pool:
                 planned = pool.submit(source.latest, end, limited=False)
-                assert not wait([planned], 0.5).done
+                wait_for(retrying, "query_0")
+                assert not planned.done()
                 server.start()
                 assert planned.result(120) == end
 
