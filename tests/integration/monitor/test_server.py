@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import nats
 import pytest
+from aiohttp import web
 
 import liftenvelope
 from liftenvelope import new_message
@@ -130,15 +131,30 @@ async def test_events_of_one_stream(server: NatsServer) -> None:
         assert (await anext(states(session, "NONE", page="stream")))["gone"] is True
 
 
-async def test_slow_reader_gets_the_newest_state_and_no_queue(server: NatsServer) -> None:
-    async with pages(server) as session, session.get("api/events?page=streams") as answer:
-        first = json.loads((await answer.content.readline())[6:])
-        await answer.content.readline()
-        # Nothing is read here until many samples were taken.
-        async with session.get("api/events?page=streams") as other:
-            for _ in range(20):
-                await other.content.readline()
-        assert json.loads((await answer.content.readline())[6:])["head"]["at"] > first["head"]["at"]
+async def test_slow_reader_gets_the_newest_state_and_no_queue(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAKE is that the second state waits for the reader: the buffers between the two hold many."""
+    write, may_write = web.StreamResponse.write, asyncio.Event()
+    written: list[web.StreamResponse] = []
+
+    async def slowly(response: web.StreamResponse, data: bytes) -> None:
+        written.append(response)
+        if written[0] is response and written.count(response) == 2:
+            await may_write.wait()
+        await write(response, data)
+
+    monkeypatch.setattr(web.StreamResponse, "write", slowly)
+    async with pages(server) as session:
+        slow = states(session, page="streams")
+        await anext(slow)
+        fast = states(session, page="streams")
+        newest = [await anext(fast) for _ in range(10)][-1]["head"]["at"]
+        may_write.set()
+        assert (await anext(slow))["head"]["at"] < newest
+        assert (await anext(slow))["head"]["at"] >= newest
+        await slow.aclose()  # type: ignore[attr-defined]
+        await fast.aclose()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("stream", ["DIRECT", "SINGLE"])

@@ -152,10 +152,9 @@ class TestDeletedStreams:
             at, found = numbers(source, at)
         assert found == [3]
         with monkeypatch.context() as patch:
-            patch.setattr(_broker, "_GONE_AFTER", 600.0)  # only the first batch waits for the stream
-            begun = time.monotonic()
+            # Only the first batch waits for the stream: another wait outlasts the test.
+            patch.setattr(_broker, "_GONE_AFTER", 3_600.0)
             assert numbers(source, at) == (at, [])
-            assert time.monotonic() - begun < 600
         assert list(source.read(Span(f"{name}-2", 0, 0, 1))) == []
         servers.make(f"{name}-2", 4)
         assert numbers(source, at)[1] == [4]

@@ -211,20 +211,22 @@ class TestCrew:
         while time.monotonic() < deadline:
             assert len(put) <= 4
         crew.stop()
-        assert threading.current_thread().is_alive()
+        assert not any(thread.is_alive() for thread in crew._threads)
         assert len(put) < 10
 
     def test_stopping_ends_waits(self) -> None:
-        woken = threading.Event()
+        woken, waits = threading.Event(), threading.Event()
 
         def work(outlet: Outlet) -> None:
             outlet.wake = woken.set
+            waits.set()
             woken.wait(30)
             outlet.check()
 
         crew = Crew([work], 1, lambda: None)
         with pytest.raises(queue.Empty):
             crew.next(timeout=0.05)
+        assert waits.wait(60)
         crew.stop()
         crew.stop()
         assert woken.is_set()
