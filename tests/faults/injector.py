@@ -193,7 +193,7 @@ class Injector:
 
 async def _fill_storage(url: str) -> None:
     """Store messages until the server has no room; small ones at the end, so that nothing fits."""
-    async with await nats.connect(url) as nc, JetStream(nc) as js:
+    async with await nats.connect(url) as nc, JetStream(nc, timeout=60) as js:
         await js.create_stream(StreamConfig(name=BALLAST, subjects=(BALLAST,)))
         size = _PIECE
         for _ in range(_MOST_PIECES):
@@ -207,5 +207,5 @@ async def _fill_storage(url: str) -> None:
 
 
 async def _empty_storage(url: str) -> None:
-    async with await nats.connect(url) as nc, JetStream(nc) as js:
+    async with await nats.connect(url) as nc, JetStream(nc, timeout=60) as js:
         await js.delete_stream(BALLAST, timeout=30)

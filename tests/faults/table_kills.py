@@ -79,7 +79,7 @@ def _killed_round(options: dict[str, Any], moments: list[float]) -> None:
 
 async def _make_stream(url: str) -> None:
     async with await nats.connect(url) as nc:
-        await JetStream(nc).create_stream(StreamConfig(name=_STREAM, subjects=(f"{_STREAM}.>",)))
+        await JetStream(nc, timeout=60).create_stream(StreamConfig(name=_STREAM, subjects=(f"{_STREAM}.>",)))
 
 
 class _Rows:

@@ -496,7 +496,7 @@ def test_backup_after_a_killed_one_is_complete(url: str, name: str, tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["backup.json", "stream.arc.s2"]
 
 
-QUICK = bulk.Access(timeout=3.0, reconnect_wait=0.5)
+QUICK = bulk.Access(timeout=60.0, reconnect_wait=0.5)
 
 
 def test_server_killed_during_a_backup(name: str, tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ class TestOne:
 
     async def test_no_retry_begins_after_the_timeout(self, js: JetStream, name: str) -> None:
         with pytest.raises(NoJetStreamError):
-            await js.publish(name, timeout=5, retry_attempts=1, retry_wait=5)
+            await js.publish(name, timeout=60, retry_attempts=1, retry_wait=60)
         assert int(js._table.token) == 1
 
     async def test_messages_that_wait_for_a_retry_count_as_outstanding(
@@ -236,7 +236,7 @@ class TestOne:
         self, js_nc: Client, name: str
     ) -> None:
         js = JetStream(js_nc)
-        future = await js.publish_async(name, retry_attempts=1, retry_wait=3)
+        future = await js.publish_async(name, timeout=240, retry_attempts=1, retry_wait=120)
         await until(lambda: js._retries)
         await js.close()
         with pytest.raises(TransportError, match="not stored") as caught:

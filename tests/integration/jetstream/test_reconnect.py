@@ -105,11 +105,11 @@ class TestRestart:
     async def test_fetch(self, server: NatsServer, bench: Bench, how: str) -> None:
         """A fetch that waits while the connection is lost pulls the rest when it is back."""
         consumer = await bench.consumer()
-        fetching = asyncio.create_task(consumer.fetch(5, expires=20))
+        fetching = asyncio.create_task(consumer.fetch(5, expires=240))
         await until_pulled(consumer)
         await restart(server, how)
         await publish_patiently(bench, numbered(5))
-        assert [message.data for message in await asyncio.wait_for(fetching, 20)] == numbered(5)
+        assert [message.data for message in await asyncio.wait_for(fetching, 240)] == numbered(5)
         await until_no_pulls(consumer)
 
 

@@ -74,7 +74,9 @@ async def connected(attacker: Attacker) -> tuple[Client, asyncio.Event]:
         pass
 
     url = f"nats://127.0.0.1:{attacker.port}"
-    nc = await nats.connect(url, allow_reconnect=False, disconnected_cb=note, error_cb=ignore)
+    nc = await nats.connect(
+        url, allow_reconnect=False, connect_timeout=60, disconnected_cb=note, error_cb=ignore
+    )
     return nc, lost
 
 

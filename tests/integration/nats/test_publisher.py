@@ -324,7 +324,7 @@ async def test_rows_that_wait_for_the_buffer_do_not_wait_for_acks(name: str) -> 
         await observer.start(name)
         client = await connect(f"nats://{proxy.address}", pending_size=256 * 1024)
         async with AckInbox(client) as inbox:
-            publisher = EnvelopePublisher(client, name, inbox=inbox, timeout=3)
+            publisher = EnvelopePublisher(client, name, inbox=inbox, timeout=6)
             before = client.stats["out_msgs"]
             proxy.stall()
             batch = asyncio.create_task(

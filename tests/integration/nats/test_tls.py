@@ -46,6 +46,7 @@ async def test_untrusted_certificate_is_an_error_and_not_the_end_of_all_attempts
             "tls_handshake_first": kind == "before the greeting",
             "max_reconnect_attempts": 2,
             "reconnect_time_wait": 0.01,
+            "connect_timeout": 60,  # of each attempt, also for its handshake
             "error_cb": note,
         }
         async with asyncio.timeout(60):

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -396,9 +397,10 @@ def test_dropped_reader_deletes_a_consumer_whose_creation_is_unanswered() -> Non
 
 
 def test_consumer_is_deleted_after_its_creation_timed_out() -> None:
+    access = replace(QUICK, timeout=2.0)  # also for the answers to the other requests
     with FakeNats(NoConsumers()).running() as server:
         with pytest.raises(ReadLostError):
-            bulk.read(server.url, "S", access=QUICK).read_all()
+            bulk.read(server.url, "S", access=access).read_all()
         created = {name for _, name in requests(server, b"CREATE")}
         deleted = {name for _, name in requests(server, b"DELETE")}
     assert len(created) == 1

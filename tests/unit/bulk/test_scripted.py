@@ -244,7 +244,7 @@ async def test_write_gives_up_on_a_leader_that_closes_every_connection() -> None
         closed += 1
         writer.close()
 
-    data, access = pa.table({"value": ["a"]}), Access(timeout=5.0, reconnect_wait=1.0)
+    data, access = pa.table({"value": ["a"]}), Access(timeout=60.0, reconnect_wait=3.0)
     async with scripted() as (broker,), await asyncio.start_server(close, "127.0.0.1", 0) as proxy:
         broker.log()
         broker.advertised = f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"

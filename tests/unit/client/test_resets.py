@@ -118,7 +118,7 @@ async def test_publish_reset_at_its_deadline_may_be_stored() -> None:
         broker.always("Publish", reset_at_deadline)
         for _ in range(3):
             with pytest.raises(AckTimeoutError) as info:
-                await client.publish("foo", b"x", ack_inbox="my.inbox", timeout=0.3)
+                await client.publish("foo", b"x", ack_inbox="my.inbox", timeout=1.0)
             assert (info.value.sent, info.value.retriable) == (True, True)
             assert "may be stored" in str(info.value)
 
