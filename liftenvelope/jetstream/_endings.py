@@ -9,8 +9,9 @@ these conditions holds:
 - Every pull has been filled or has expired. This condition is exact, and applies while messages keep coming.
 - The consumer has nothing to deliver and has sent nothing for :data:`QUIET` seconds. A message published
   within about 50 microseconds of the unsubscription can still be lost. The longer the silence, the lower the
-  risk. Time in which this process stood still proves no silence: messages may wait in the socket. The quiet
-  period therefore starts anew after each pause of the event loop.
+  risk. A server that stood still for that long and then answers before it reads what was published meanwhile
+  raises the risk. Time in which this process stood still proves no silence: messages may wait in the socket.
+  The quiet period therefore starts anew after each pause of the event loop.
 - The consumer has delivered nothing to anyone for :data:`STALLED` seconds although messages are pending: it
   is paused or waits for acks. Two answers of the server must show that, because a server that stood still
   sends nothing either.
