@@ -7,7 +7,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -277,12 +277,14 @@ def retrying(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return names
 
 
-def wait_for(names: set[str], *wanted: str) -> None:
-    """Poll until all wanted names are there."""
+def wait_for_retries(retrying: set[str], **works: Future[Any]) -> None:
+    """Poll until these works, named after their threads, have failed once and go on."""
     end = time.monotonic() + 120
-    while not names.issuperset(wanted):
-        assert time.monotonic() < end, names
+    while not retrying.issuperset(works):
+        assert time.monotonic() < end, retrying
+        assert not any(work.done() for work in works.values())
         time.sleep(0.01)
+    assert not any(work.done() for work in works.values())
 
 
 class TestServerRestarts:
@@ -310,9 +312,7 @@ class TestServerRestarts:
             with ThreadPoolExecutor(2, "query") as pool:
                 planned = pool.submit(source.latest, start, limited=False)
                 read = pool.submit(lambda: numbers(source.read(span)))
-                wait_for(retrying, "query_0", "query_1")
-                assert not planned.done()
-                assert not read.done()
+                wait_for_retries(retrying, query_0=planned, query_1=read)
                 server.start()
                 assert planned.result(120) == end
                 assert read.result(120) == [0, 1]
@@ -329,8 +329,7 @@ class TestServerRestarts:
             retrying.clear()
             with closing(StreamingSource(given)) as source, ThreadPoolExecutor(1, "query") as pool:
                 planned = pool.submit(source.latest, end, limited=False)
-                wait_for(retrying, "query_0")
-                assert not planned.done()
+                wait_for_retries(retrying, query_0=planned)
                 server.start()
                 assert planned.result(120) == end
 
