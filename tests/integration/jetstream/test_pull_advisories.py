@@ -56,7 +56,7 @@ async def test_a_group(bench: Bench, js_nc: Client) -> None:
 
 
 async def test_messages_given_up(bench: Bench, js_nc: Client) -> None:
-    consumer = await bench.consumer(max_deliver=1, ack_wait=3_000_000_000)
+    consumer = await bench.consumer(max_deliver=1, ack_wait=120_000_000_000)
     await bench.publish(numbered(2))
     async with Advisories(js_nc, stream=bench.name, consumer="worker") as advisories:
         await bench.consumer("another")
@@ -65,8 +65,9 @@ async def test_messages_given_up(bench: Bench, js_nc: Client) -> None:
         terminated = await next_of(advisories)
         assert isinstance(terminated, MessageTerminatedAdvisory)
         assert (terminated.stream_sequence, terminated.reason) == (1, "no good")
+        await bench.consumer(max_deliver=1, ack_wait=1_000_000_000)
         # The server notices when the consumer is next asked for messages after ack_wait.
-        await consumer.fetch(1, expires=5)
+        await consumer.fetch(1, expires=3)
         exceeded = await next_of(advisories)
         assert isinstance(exceeded, MaxDeliveriesAdvisory)
         assert (exceeded.stream_sequence, exceeded.deliveries) == (2, 1)
