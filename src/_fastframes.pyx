@@ -7,7 +7,7 @@
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.object cimport PyObject
+from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -15,6 +15,7 @@ from libc.string cimport memchr, memcmp, memcpy
 
 from _cursor cimport Slice
 from _nats cimport *
+from _sending cimport set_send
 
 from liftenvelope._checks import as_bytes
 from liftenvelope.errors import UsageError, UsageTypeError
@@ -422,8 +423,6 @@ cdef extern from *:
     """
     #define new_of(type, args, kwargs) ((type)->tp_new((type), (args), (kwargs)))
     """
-    ctypedef struct PyTypeObject:
-        pass
     object new_of(PyTypeObject* message_class, object args, PyObject* kwargs)
 
 
@@ -621,15 +620,6 @@ cdef class _Ready:
     def __next__(self):
         # Called only under tracing: otherwise the interpreter calls send_ready().
         raise StopIteration(self.queue.take())
-
-
-cdef extern from *:
-    """
-    /* The interpreter asks this slot for the value of an awaitable that is ready at once, as for asyncio's
-       futures. By __next__ each value would cost a StopIteration. Cython has no name for the slot. */
-    #define set_send(type, function) ((type)->tp_as_async->am_send = (sendfunc)(void (*)(void))(function))
-    """
-    void set_send(PyTypeObject* awaitable, int (*function)(PyObject*, PyObject*, PyObject**) except -1)
 
 
 cdef int send_ready(PyObject* ready, PyObject* value, PyObject** result) except -1:

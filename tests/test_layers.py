@@ -47,9 +47,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 NATIVE: tuple[tuple[str, ...], ...] = (
     ("protobuf",),
     ("values", "delivered"),
-    ("payloads", "columns", "frames", "jet", "put", "direct"),
+    ("payloads", "columns", "frames", "jet", "put", "direct", "handout"),
     ("env", "requests"),
-    ("_fastenv", "_fastframes", "_fastjet", "_fastput", "_fastdirect"),
+    ("_fastenv", "_fastframes", "_fastjet", "_fastput", "_fastdirect", "_fasthandout"),
     ("batch", "acks", "gate", "calls"),
     ("_fastbatch", "_fastacks", "_fastgate", "bulk"),
     ("_fastbulk",),

@@ -23,10 +23,10 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
-__all__ = ["BACKEND", "acks", "batch", "bulk", "direct", "env", "frames", "gate", "jet", "put"]
+__all__ = ["BACKEND", "acks", "batch", "bulk", "direct", "env", "frames", "gate", "handout", "jet", "put"]
 
 #: Names of the pieces in the order in which they are loaded: ``X`` here, ``_fastX`` as an extension.
-PIECES: Final = ("env", "batch", "frames", "jet", "acks", "gate", "bulk", "put", "direct")
+PIECES: Final = ("env", "batch", "frames", "jet", "acks", "gate", "bulk", "put", "direct", "handout")
 
 
 def _is_set(variable: str) -> bool:
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from liftenvelope._native import _fastenv as env
     from liftenvelope._native import _fastframes as frames
     from liftenvelope._native import _fastgate as gate
+    from liftenvelope._native import _fasthandout as handout
     from liftenvelope._native import _fastjet as jet
     from liftenvelope._native import _fastput as put
 else:
@@ -87,6 +88,7 @@ else:
     env = _modules["env"]
     frames = _modules["frames"]
     gate = _modules["gate"]
+    handout = _modules["handout"]
     jet = _modules["jet"]
     put = _modules["put"]
     sys.modules[__name__].__class__ = _Pieces

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__all__ = ["acks", "batch", "bulk", "direct", "env", "frames", "gate", "jet", "put"]
+__all__ = ["acks", "batch", "bulk", "direct", "env", "frames", "gate", "handout", "jet", "put"]
 
 if TYPE_CHECKING:
     import liftenvelope._native.acks as acks
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     import liftenvelope._native.env as env
     import liftenvelope._native.frames as frames
     import liftenvelope._native.gate as gate
+    import liftenvelope._native.handout as handout
     import liftenvelope._native.jet as jet
     import liftenvelope._native.put as put
 else:
-    acks, batch, bulk, direct, env, frames, gate, jet, put = (
+    acks, batch, bulk, direct, env, frames, gate, handout, jet, put = (
         import_module(f"liftenvelope._native.{piece}") for piece in __all__
     )

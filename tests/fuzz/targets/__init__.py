@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tests.fuzz.targets import columns, gateway, jetstream, peers, planted, rows, values, wire
+from tests.fuzz.targets import columns, gateway, handout, jetstream, peers, planted, rows, values, wire
 
 __all__ = ["PLANTED", "TARGETS"]
 
 TARGETS = {
     target.name: target
-    for module in (values, columns, rows, gateway, jetstream, wire, peers)
+    for module in (values, columns, rows, gateway, jetstream, handout, wire, peers)
     for target in module.TARGETS
 }
 #: Faults on purpose, which the campaign has to find: not a part of it.

@@ -1,0 +1,409 @@
+# cython: language_level=3, boundscheck=True, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
+"""Messages of a group's partitions on their way to the user.
+
+`liftenvelope/_native/handout.py` is the readable twin with the rules. Bounds are checked here: a message that is
+freed may run code of the user, which may call the buffer again.
+"""
+
+cimport cython
+from cpython.object cimport PyObject, PyTypeObject
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_SET_ITEM
+
+from _sending cimport set_send
+
+from bisect import bisect_left
+from collections import deque
+
+from liftenvelope.errors import UsageTypeError
+
+cdef extern from *:
+    """
+    /* A new tuple of a subclass, with empty places: tuple.__new__ would copy another tuple. */
+    #define new_tuple(type, n) ((type)->tp_alloc((type), (n)))
+    """
+    object new_tuple(PyTypeObject* type, Py_ssize_t n)
+
+cdef enum:
+    KEPT = 256  # places of handed out messages to keep before they are deleted
+    FIELDS = 6  # of a message
+
+
+cdef inline int put(object message, Py_ssize_t place, object value) except -1:
+    """Fill a place of a new tuple."""
+    Py_INCREF(value)
+    PyTuple_SET_ITEM(message, place, value)
+    return 0
+
+
+@cython.final
+cdef class PartitionBuffer:
+    """Messages of one partition: those read ahead, and the batch handed out last.
+
+    Places of the lists: handed out before, up to `first`; the batch handed out last, up to `next`; read ahead.
+    Every method leaves the places right before it frees a message or calls `on_room`.
+    """
+
+    cdef readonly object key
+    cdef readonly object generation
+    cdef public bint is_paused
+    cdef public bint is_held
+    cdef public bint wants_room
+    cdef Py_ssize_t limit
+    cdef type message_class
+    cdef object topic           # parts of the key
+    cdef object partition
+    cdef object on_room
+    cdef list offsets
+    cdef list messages
+    cdef Py_ssize_t first
+    cdef Py_ssize_t next
+    cdef object start           # position before the batch handed out last
+    cdef bint is_in_hand        # that batch is not settled; first < next then
+    cdef object settled         # offset of the last settled message that processed() has not returned, or None
+    cdef bint is_queued         # the buffer is in the turns of a HandOut
+
+    def __init__(self, key, generation, position, Py_ssize_t limit, type message_class not None, on_room):
+        if not issubclass(message_class, tuple):
+            raise UsageTypeError(f"{message_class!r} is no subclass of tuple")
+        self.key = key
+        self.topic, self.partition = key
+        self.generation = generation
+        self.limit = limit
+        self.message_class = message_class
+        self.on_room = on_room
+        self.offsets, self.messages = [], []
+        self.first = self.next = 0
+        self.start = position
+        self.is_in_hand = False
+        self.settled = None
+
+    @property
+    def position(self):
+        """Offset of the next message to hand out, or a lower one; None if not known yet."""
+        return self.place()
+
+    cdef object place(self):
+        return self.offsets[self.next - 1] + 1 if self.next > self.first else self.start
+
+    @property
+    def waiting(self):
+        """Number of messages that were read and not handed out."""
+        return len(self.messages) - self.next
+
+    @property
+    def room(self):
+        """Number of messages to read ahead now; 0 if a message must be handed out first."""
+        return max(self.limit - (<Py_ssize_t>len(self.messages) - self.next), <Py_ssize_t>0)
+
+    @property
+    def can_give(self):
+        """True if a message can be taken."""
+        return self.gives()
+
+    cdef inline bint gives(self) except -1:
+        return <Py_ssize_t>len(self.messages) > self.next and not self.is_paused and not self.is_held
+
+    def extend(self, list offsets not None, list messages not None):
+        """Add messages behind those read ahead."""
+        if len(offsets) != len(messages):
+            raise ValueError(f"{len(offsets)} offsets of {len(messages)} messages")
+        cdef Py_ssize_t gone = self.first
+        if gone >= KEPT and gone >= <Py_ssize_t>len(self.messages) - gone:
+            self.next -= gone
+            self.first = 0
+            del self.offsets[:gone]
+            del self.messages[:gone]
+        self.offsets.extend(offsets)
+        self.messages.extend(messages)
+
+    def clear(self):
+        """Drop the messages read ahead. The batch handed out last stays."""
+        cdef list dropped = self.messages
+        self.messages = dropped[:self.next]
+        del self.offsets[self.next:]
+
+    def seek(self, offset):
+        """Continue at another offset: drop all messages, and whatever was handed out or processed."""
+        cdef list dropped = self.messages
+        self.start = offset
+        self.first = self.next = 0
+        self.forget()
+        self.offsets, self.messages = [], []
+
+    def go_on(self, generation, offset):
+        """Switch to a later generation of the group, in which the partition starts at `offset`."""
+        position = self.place()
+        if offset != position:
+            start = self.start
+            if position is None or start is None or not start <= offset < position:
+                return False
+            self.next = bisect_left(self.offsets, offset, self.first, self.next)
+        cdef list freed = self.free_last()
+        self.start, self.generation, self.is_paused = offset, generation, False
+        self.forget()
+        return True
+
+    cdef list free_last(self):
+        """Forget the batch handed out last; return its messages, for the caller to free at its end."""
+        cdef list freed = self.messages[self.first:self.next]
+        cdef Py_ssize_t i
+        for i in range(self.first, self.next):
+            self.messages[i] = None
+        self.first = self.next
+        return freed
+
+    def take(self, Py_ssize_t limit):
+        """Take up to `limit` messages; return their offsets and the messages as they came."""
+        cdef list freed = self.advance(limit)
+        if freed is None:
+            return [], []
+        taken = self.offsets[self.first:self.next], self.messages[self.first:self.next]
+        self.tell_room()
+        return taken
+
+    def take_messages(self, Py_ssize_t limit):
+        """Take up to `limit` messages as the user gets them."""
+        cdef list found = []
+        self.hand_out(limit, found)
+        return found
+
+    cdef int hand_out(self, Py_ssize_t limit, list found) except -1:
+        """Take up to `limit` messages, and append them as the user gets them."""
+        cdef list freed = self.advance(limit)
+        cdef Py_ssize_t i
+        if freed is not None:
+            for i in range(self.first, self.next):
+                found.append(self.message(i))
+            self.tell_room()
+        return 0
+
+    cdef list advance(self, Py_ssize_t limit):
+        """Make up to `limit` messages the batch handed out last; return what that frees, None if there are none."""
+        if limit <= 0 or not self.gives():
+            return None
+        start = self.place()
+        cdef list freed = self.free_last()
+        self.start = start
+        self.next += min(limit, <Py_ssize_t>len(self.messages) - self.next)
+        self.is_in_hand = True
+        return freed
+
+    cdef int tell_room(self) except -1:
+        if self.wants_room:
+            self.wants_room = False
+            self.on_room()
+        return 0
+
+    cdef object message(self, Py_ssize_t i):
+        """Return a message as the user gets it."""
+        one = self.messages[i]
+        message = new_tuple(<PyTypeObject*>self.message_class, FIELDS)
+        put(message, 0, self.topic)
+        put(message, 1, self.partition)
+        put(message, 2, self.offsets[i])
+        if isinstance(one, tuple):
+            put(message, 3, (<tuple>one)[1])
+            put(message, 4, (<tuple>one)[2])
+        else:
+            put(message, 3, one.data)
+            put(message, 4, one)
+        put(message, 5, self.generation)
+        return message
+
+    def settle(self):
+        """Mark the batch handed out last as processed."""
+        self.settle_last()
+
+    cdef inline int settle_last(self) except -1:
+        if self.is_in_hand:
+            self.is_in_hand = False
+            self.settled = self.offsets[self.next - 1]
+        return 0
+
+    def settle_until(self, end):
+        """Leave to the caller what was handed out or processed before an offset."""
+        if self.is_in_hand and self.offsets[self.next - 1] < end:
+            self.is_in_hand = False
+        if self.settled is not None and self.settled < end:
+            self.settled = None
+
+    def processed(self):
+        """Return the offset behind the last processed message, once; None if there is nothing new."""
+        settled, self.settled = self.settled, None
+        return None if settled is None else settled + 1
+
+    def forget(self):
+        """Forget what was handed out or processed: it is not marked as processed any more."""
+        self.is_in_hand = False
+        self.settled = None
+
+
+@cython.final
+cdef class HandOut:
+    """Hands out the messages of partitions in turn; an asynchronous iterator over them."""
+
+    cdef object session
+    cdef object wait
+    cdef _AtOnce at_once
+    cdef list in_hand           # buffers with messages handed out last
+    cdef public object clock
+    cdef public double until
+    cdef readonly object turns
+
+    def __init__(self, session, clock, wait):
+        self.session = session
+        self.clock = clock
+        self.wait = wait
+        self.until = 0.0
+        self.turns = deque()
+        self.in_hand = []
+        self.at_once = _AtOnce.__new__(_AtOnce)
+        self.at_once.hand_out = self
+
+    def add(self, PartitionBuffer buffer not None):
+        """Give a buffer a turn, unless it has one."""
+        if not buffer.is_queued:
+            buffer.is_queued = True
+            self.turns.append(buffer)
+
+    def clear(self):
+        """Take the turns of all buffers away."""
+        while self.turns:
+            self.drop()
+
+    cdef PartitionBuffer drop(self):
+        cdef PartitionBuffer buffer = self.turns.popleft()
+        buffer.is_queued = False
+        return buffer
+
+    def gives(self):
+        """Take the turns of buffers away that can give nothing; return True if the first one left can."""
+        return self.first() is not None
+
+    cdef PartitionBuffer first(self):
+        """Return the buffer whose turn it is; None if there is none."""
+        cdef PartitionBuffer buffer
+        # A new generation may have begun before the task that acts on assignments has run.
+        generation = self.session.generation
+        while self.turns:
+            buffer = self.turns[0]
+            if buffer.generation == generation and buffer.gives():
+                return buffer
+            self.drop()
+        return None
+
+    def settle(self):
+        """Mark the messages handed out last as processed."""
+        self.settle_all()
+
+    cdef int settle_all(self) except -1:
+        cdef PartitionBuffer buffer
+        if self.in_hand:
+            for buffer in self.in_hand:
+                buffer.settle_last()
+            self.in_hand.clear()
+        return 0
+
+    def take(self, Py_ssize_t limit):
+        """Take up to `limit` messages; return the key of each partition, its offsets and its messages."""
+        cdef list taken = []
+        cdef PartitionBuffer buffer
+        cdef Py_ssize_t left = len(self.turns)
+        while left > 0 and limit > 0 and self.first() is not None:
+            left -= 1
+            buffer = self.drop()
+            part = buffer.take(limit)
+            taken.append((buffer.key, part))
+            self.has_taken(buffer)
+            limit -= len(part[0])
+        return taken
+
+    def take_messages(self, Py_ssize_t limit):
+        """Take up to `limit` messages as the user gets them, in order within each partition."""
+        cdef list found = []
+        cdef PartitionBuffer buffer
+        cdef Py_ssize_t left = len(self.turns)
+        while left > 0 and len(found) < limit and self.first() is not None:
+            left -= 1
+            buffer = self.drop()
+            try:
+                buffer.hand_out(limit - len(found), found)
+            finally:
+                self.has_taken(buffer)
+        return found
+
+    cdef int has_taken(self, PartitionBuffer buffer) except -1:
+        self.in_hand.append(buffer)
+        if buffer.gives():
+            self.add(buffer)
+        return 0
+
+    def take_one(self):
+        """Take the next message."""
+        return self.next_one()
+
+    cdef object next_one(self):
+        cdef PartitionBuffer buffer = self.first()
+        if buffer is None:
+            raise IndexError("no message is there")
+        cdef list freed = buffer.advance(1)
+        try:
+            message = buffer.message(buffer.first)
+            buffer.tell_room()
+        finally:
+            self.in_hand.append(buffer)
+            if not buffer.gives():
+                self.drop()
+            elif len(self.turns) > 1:
+                self.turns.rotate(-1)
+        return message
+
+    def __aiter__(self):
+        return self
+
+    def __anext__(self):
+        return self
+
+    def __await__(self):
+        return self.at_once if self.gives_at_once() else self.wait().__await__()
+
+    cdef bint gives_at_once(self) except -1:
+        cdef double now = self.clock()
+        if now >= self.until or now >= <double>self.session.owned_until:
+            return False
+        self.settle_all()
+        return self.first() is not None
+
+
+@cython.final
+cdef class _AtOnce:
+    """Awaitable used while a message can be handed out at once: its result is that message.
+
+    One object serves all awaits, because it has no state of its own.
+    """
+
+    cdef HandOut hand_out
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        # Called only under tracing: otherwise the interpreter calls send_message().
+        raise StopIteration(self.hand_out.next_one())
+
+
+cdef int send_message(PyObject* awaitable, PyObject* value, PyObject** result) except -1:
+    # 0 is PYGEN_RETURN, -1 is PYGEN_ERROR. A result is a new reference.
+    result[0] = NULL
+    message = (<_AtOnce>awaitable).hand_out.next_one()
+    Py_INCREF(message)
+    result[0] = <PyObject*>message
+    return 0
+
+
+set_send(<PyTypeObject*>_AtOnce, send_message)

@@ -1,0 +1,333 @@
+"""Messages of a group's partitions on their way to the user: both twins against a model, and alike."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftenvelope._native import _fasthandout
+from liftenvelope.errors import UsageTypeError
+from tests.fuzz.targets.handout import TARGETS
+from tests.twin import readable
+
+TWINS = pytest.mark.parametrize("twin", [readable.handout, _fasthandout], ids=["python", "cython"])
+
+
+class Handed(NamedTuple):
+    """A message as the user gets it."""
+
+    topic: str
+    partition: int
+    offset: int
+    data: bytes
+    message: Any
+    generation: int
+
+
+class Member:
+    """A member of a group, with a clock that stands still."""
+
+    def __init__(self, twin: ModuleType, partitions: int = 1, limit: int = 1000) -> None:
+        self.session = SimpleNamespace(generation=1, owned_until=10.0)
+        self.now, self.waits, self.roomy = 1.0, 0, 0
+        self.hand = twin.HandOut(self.session, lambda: self.now, self.wait)
+        self.hand.until = 5.0
+        self.buffers = [
+            twin.PartitionBuffer(("t", number), 1, 0, limit, Handed, self.room)
+            for number in range(partitions)
+        ]
+
+    def room(self) -> None:
+        self.roomy += 1
+
+    async def wait(self) -> Any:
+        self.waits += 1
+        return "waited"
+
+    def fill(self, offsets: list[int], partition: int = 0) -> None:
+        self.buffers[partition].extend(list(offsets), [(offset, b"x", None) for offset in offsets])
+        self.hand.add(self.buffers[partition])
+
+
+@TWINS
+def test_message_has_the_payload_and_the_object_of_its_source(twin: ModuleType) -> None:
+    member = Member(twin)
+    whole = SimpleNamespace(data=b"tea")
+    member.buffers[0].extend([7, 9], [whole, (9, b"milk", "jug")])
+    member.hand.add(member.buffers[0])
+    first, second = member.hand.take_one(), member.hand.take_one()
+    assert (type(first), first) == (Handed, Handed("t", 0, 7, b"tea", whole, 1))
+    assert second == Handed("t", 0, 9, b"milk", "jug", 1)
+    with pytest.raises(IndexError, match="no message is there"):
+        member.hand.take_one()
+
+
+@TWINS
+async def test_messages_that_are_there_need_no_wait(twin: ModuleType) -> None:
+    member = Member(twin)
+    member.fill([0, 1, 2])
+    read: list[Any] = []
+    async for message in member.hand:
+        read.append(message)
+        if message == "waited":
+            break
+    assert [message.offset for message in read[:3]] == [0, 1, 2]
+    assert member.waits == 1
+    member.fill([3, 4])
+    assert (await asyncio.wait_for(anext(member.hand), 60)).offset == 3
+    with pytest.raises(StopIteration) as caught:  # the way of whoever traces, and of send()
+        next(member.hand.__await__())
+    assert caught.value.value.offset == 4
+
+
+@TWINS
+@pytest.mark.parametrize("reason", ["until", "owned", "generation", "paused", "held"])
+async def test_message_is_handed_out_at_once_only_while_all_allows_it(twin: ModuleType, reason: str) -> None:
+    member = Member(twin)
+    member.fill([0, 1])
+    buffer = member.buffers[0]
+    assert (await member.hand).offset == 0
+    if reason == "until":
+        member.now = member.hand.until
+    elif reason == "owned":
+        member.session.owned_until = member.now
+    elif reason == "generation":
+        member.session.generation = 2
+    elif reason == "paused":
+        buffer.is_paused = True
+    else:
+        buffer.is_held = True
+    assert await member.hand == "waited"
+    assert buffer.waiting == 1
+
+
+@TWINS
+def test_partitions_take_turns(twin: ModuleType) -> None:
+    member = Member(twin, partitions=3)
+    for partition in range(3):
+        member.fill([0, 1, 2], partition)
+        member.fill([3], partition)  # has a turn already
+    assert [member.hand.take_one().partition for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    assert [(one.partition, one.offset) for one in member.hand.take_messages(3)] == [(1, 2), (1, 3), (2, 2)]
+    assert member.hand.take(10) == [
+        (("t", 0), ([3], [(3, b"x", None)])),
+        (("t", 2), ([3], [(3, b"x", None)])),
+    ]
+    assert not member.hand.gives()
+
+
+@TWINS
+def test_reader_that_waits_for_room_is_told_once(twin: ModuleType) -> None:
+    member = Member(twin, limit=3)
+    buffer = member.buffers[0]
+    member.fill([0, 1, 2, 3])
+    assert buffer.room == 0
+    member.hand.take_one()
+    assert member.roomy == 0
+    buffer.wants_room = True
+    member.hand.take_one()
+    member.hand.take_one()
+    assert (member.roomy, buffer.wants_room, buffer.room) == (1, False, 2)
+    buffer.wants_room = True
+    assert len(buffer.take(5)[0]) == 1
+    assert member.roomy == 2
+
+
+@TWINS
+def test_message_is_processed_when_the_next_is_asked_for(twin: ModuleType) -> None:
+    member = Member(twin, partitions=2)
+    hand, (buffer, other) = member.hand, member.buffers
+    member.fill([0, 5, 6])
+    member.fill([0, 1], 1)
+    assert len(hand.take_messages(4)) == 4
+    assert (buffer.processed(), other.processed()) == (None, None)
+    hand.settle()
+    assert (buffer.processed(), other.processed()) == (7, 1)
+    hand.settle()
+    assert (buffer.processed(), other.processed()) == (None, None)
+
+
+@TWINS
+@pytest.mark.parametrize(("end", "processed"), [(5, 7), (6, 7), (7, None)])
+def test_what_the_caller_commits_is_left_to_it(twin: ModuleType, end: int, processed: int | None) -> None:
+    member = Member(twin)
+    buffer = member.buffers[0]
+    member.fill([5, 6])
+    buffer.take(2)
+    buffer.settle_until(end)
+    buffer.settle()
+    assert buffer.processed() == processed
+    member.fill([8])
+    buffer.take(1)
+    buffer.settle()
+    buffer.settle_until(end + 2)
+    assert buffer.processed() == (9 if end < 7 else None)
+    member.fill([10])
+    buffer.take(1)
+    buffer.forget()
+    buffer.settle()
+    assert buffer.processed() is None
+
+
+@TWINS
+def test_batch_in_hand_survives_a_reader_that_stops(twin: ModuleType) -> None:
+    member = Member(twin)
+    buffer = member.buffers[0]
+    member.fill([0, 1, 2])
+    member.hand.take_messages(2)
+    buffer.clear()
+    assert (buffer.position, buffer.waiting) == (2, 0)
+    member.hand.settle()
+    assert buffer.processed() == 2
+
+
+@TWINS
+def test_messages_are_freed_with_the_batch_after_theirs(twin: ModuleType) -> None:
+    class Message:
+        data = b"x"
+
+    member = Member(twin)
+    messages = [Message() for _ in range(3)]
+    alive = [weakref.ref(message) for message in messages]
+    member.buffers[0].extend([0, 1, 2], messages)
+    member.hand.add(member.buffers[0])
+    messages.clear()
+    for number in range(3):
+        assert member.hand.take_one().offset == number
+        assert [one() is not None for one in alive] == [number <= place for place in range(3)]
+
+
+@TWINS
+def test_message_that_changes_the_buffer_when_it_is_freed(twin: ModuleType) -> None:
+    class Message:
+        data = b"x"
+
+        def __del__(self) -> None:
+            buffer.seek(50)
+
+    for change in ("take", "take_messages", "go_on", "clear", "seek"):
+        member = Member(twin)
+        buffer = member.buffers[0]
+        buffer.extend([0, 1, 2, 3], [Message() for _ in range(4)])
+        buffer.take(2)
+        if change == "go_on":
+            assert buffer.go_on(2, 2)
+        elif change == "clear":
+            buffer.clear()
+        else:
+            getattr(buffer, change)(1)
+        assert (buffer.position, buffer.waiting) == (50, 0)
+
+
+@TWINS
+def test_arguments_that_do_not_fit(twin: ModuleType) -> None:
+    with pytest.raises(UsageTypeError, match="no subclass of tuple"):
+        twin.PartitionBuffer(("t", 0), 1, 0, 1, dict, print)
+    with pytest.raises(ValueError, match="1 offsets of 0 messages"):
+        Member(twin).buffers[0].extend([1], [])
+
+
+@TWINS
+def test_hand_out_is_collected(twin: ModuleType) -> None:
+    class Owner(Member):
+        pass
+
+    owner = Owner(twin)
+    owner.fill([0, 1])
+    owner.hand.take_one()
+    alive = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert alive() is None
+
+
+@dataclass
+class Model:
+    """One partition as lists: all that is to be read, and how far it is."""
+
+    offsets: list[int]
+    position: int = 0
+    last: list[int] = field(default_factory=list)
+    last_from: int = 0
+
+    def ahead(self, count: int) -> list[int]:
+        return [offset for offset in self.offsets if offset >= self.position][:count]
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("read"), st.integers(0, 700)),
+        st.tuples(st.just("take"), st.integers(0, 700)),
+        st.tuples(st.just("one"), st.integers(1, 400)),
+        st.tuples(st.just("go on"), st.integers(0, 2000)),
+        st.tuples(st.just("back"), st.integers(0, 500)),
+        st.tuples(st.just("seek"), st.integers(0, 2000)),
+        st.tuples(st.just("clear"), st.none()),
+    ),
+    max_size=14,
+)
+
+
+@TWINS
+@given(ACTIONS, st.integers(1, 3))
+def test_buffer_skips_and_repeats_nothing(
+    twin: ModuleType, actions: list[tuple[str, Any]], step: int
+) -> None:
+    model = Model(list(range(0, 9_000, step)))
+    member = Member(twin)
+    [buffer], hand = member.buffers, member.hand
+    read = 0  # offset up to which the buffer has been filled
+    for action, value in actions:
+        if action == "read":
+            new = [offset for offset in model.offsets if offset >= max(read, model.position)][:value]
+            buffer.extend(new, [(offset, b"x", None) for offset in new])
+            read = new[-1] + 1 if new else read
+        elif action in ("take", "one"):
+            hand.add(buffer)
+            for _ in range(value if action == "one" else 1):
+                expected = [one for one in model.ahead(1 if action == "one" else value) if one < read]
+                assert [one.offset for one in hand.take_messages(1 if action == "one" else value)] == expected
+                if expected:
+                    model.last, model.last_from = expected, model.position
+                    model.position = expected[-1] + 1
+        elif action in ("go on", "back"):
+            offset = value if action == "go on" else max(model.position - value, 0)
+            can = offset == model.position or (
+                bool(model.last) and model.last_from <= offset < model.position
+            )
+            assert buffer.go_on(member.session.generation + 1, offset) is can
+            if can:
+                member.session.generation += 1
+                model.position, model.last = offset, []
+        elif action == "seek":
+            buffer.seek(value)
+            model.position = read = value
+            model.last = []
+        else:
+            buffer.clear()
+            read = model.position
+        assert buffer.position == model.position
+        assert buffer.waiting == len([one for one in model.ahead(9_000) if one < read])
+
+
+CHUNKS = st.lists(st.binary(max_size=3), max_size=40)
+
+
+@given(st.binary(max_size=3), CHUNKS)
+def test_twins_do_the_same_for_any_operations(options: bytes, chunks: list[bytes]) -> None:
+    [target] = TARGETS
+    target.check([options, *chunks])
+
+
+def test_twins_do_the_same_for_the_seeds_of_the_campaign() -> None:
+    [target] = TARGETS
+    for chunks in target.seeds():
+        target.check(list(chunks))
