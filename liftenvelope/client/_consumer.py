@@ -9,6 +9,7 @@ callback ``on_revoked`` runs between the two: readers have stopped, and processe
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Collection
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
@@ -67,6 +68,10 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         self._options = options
         self._writer: CheckpointWriter[StreamPartition] | None = None
         self._checkpoints = Checkpoints[StreamPartition](None, options.auto_commit_interval)
+        #: Readers that may have messages.
+        self._ready: deque[ConsumerReader] = deque()
+        #: Messages handed out last: reader and last offset. The next request marks them as processed.
+        self._in_hand: list[tuple[ConsumerReader, int]] = []
         #: Time of the last turn of other tasks.
         self._turned_at = monotonic()
 
@@ -178,6 +183,20 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
                 await self._writer.stop()
 
     # Messages
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def _has_messages(self, reader: ConsumerReader) -> None:
+        if reader not in self._ready:
+            self._ready.append(reader)
+        self._wake.set()
+
+    def _settle(self) -> None:
+        """Mark the messages handed out last as processed."""
+        for reader, offset in self._in_hand:
+            self._processed(reader, offset)
+        self._in_hand.clear()
 
     async def _give_turn(self) -> None:
         """Let other tasks run: a caller that never awaits must not starve heartbeats."""
@@ -311,8 +330,9 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
             FencedError: The partition is not assigned to this member.
             UsageError: The offset is negative, or 2**63 or larger.
         """
-        offset = as_count("offset", offset, 0, MAX_INT64)
-        self._seek(_key(stream, partition), offset)
+        offset, key = as_count("offset", offset, 0, MAX_INT64), _key(stream, partition)
+        self._seek(key, offset)
+        self._in_hand = [held for held in self._in_hand if held[0].key != key]
 
     # Assignment
 
@@ -425,6 +445,7 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         self._parts.context.options.notify(CheckpointFailed(self._options.cursor_id, *key, offset, error))
 
     def _processed(self, reader: ConsumerReader, offset: int) -> None:
+        """Mark a message and all earlier ones of its partition as processed, unless the partition is gone."""
         writer = self._writer
         if writer is not None and reader.is_live and reader.has_handed_out(offset):
             writer.processed(reader.key, offset)

@@ -357,7 +357,8 @@ class BlockingConsumer(Blocking):
         Raises:
             LiftEnvelopeError: The processed offsets could not be stored. The consumer is closed anyway.
         """
-    def __iter__(self) -> Self: ...
+    def __iter__(self) -> Self:
+        """Iterate over the messages. One counts as processed when the next one is requested."""
     def batches(self, max_messages: int = 1000, max_wait: float = 0.1) -> Iterator[list[Message]]:
         """Iterate over lists of messages. A list counts as processed when the next one is requested.
 

@@ -1,7 +1,7 @@
-"""Consumer shell: lifecycle, tasks, readers and messages in hand of a member of a group.
+"""Consumer shell: lifecycle, tasks and readers of a member of a group.
 
 The shell is the same for every protocol. A subclass adds its protocol: how the member joins and leaves the
-group, carries out assignments, and stores offsets.
+group, carries out assignments, hands out messages, and stores offsets.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 from uuid import uuid4
 
-from liftenvelope._checks import as_count, as_seconds
+from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope.consumers.options import KeyT
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
@@ -65,10 +64,6 @@ class ConsumerShell(ABC, Generic[KeyT, MemberT, ReaderT, MessageT]):
         self._readers: dict[KeyT, ReaderT] = {}
         #: Readers being given back: no longer read from, but their offsets can still be stored.
         self._leaving: dict[KeyT, ReaderT] = {}
-        #: Readers that may have messages.
-        self._ready: deque[ReaderT] = deque()
-        #: Messages handed out last: reader and last offset. The next request marks them as processed.
-        self._in_hand: list[tuple[ReaderT, int]] = []
         #: Set when a reader has messages, when a task fails, and when the consumer closes.
         self._wake = asyncio.Event()
         #: True while a task waits for messages.
@@ -114,10 +109,6 @@ class ConsumerShell(ABC, Generic[KeyT, MemberT, ReaderT, MessageT]):
     @abstractmethod
     async def _next(self, limit: int, max_wait: float) -> list[MessageT]:
         """Settle, and return up to ``limit`` messages; an empty list once the consumer is closing."""
-
-    @abstractmethod
-    def _processed(self, reader: ReaderT, offset: int) -> None:
-        """Mark a message and all earlier ones of its partition as processed, unless the partition is gone."""
 
     @abstractmethod
     def _forget(self, key: KeyT) -> None:
@@ -173,7 +164,7 @@ class ConsumerShell(ABC, Generic[KeyT, MemberT, ReaderT, MessageT]):
                 await self._gone.wait()
             return
         self._closing, self._closer = True, asyncio.current_task()
-        self._wake.set()
+        self._interrupt()
         try:
             if self._member is not None:
                 await self._give_all_back()
@@ -219,6 +210,10 @@ class ConsumerShell(ABC, Generic[KeyT, MemberT, ReaderT, MessageT]):
             return  # the partition's next reader meets the error itself
         self._failures.setdefault(reader, failure)
         self._failure = self._failure or failure
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Make the iterating task look at the failure, or at the end of the consumer."""
         self._wake.set()
 
     def _forgive(self, readers: Iterable[ReaderT]) -> None:
@@ -260,14 +255,14 @@ class ConsumerShell(ABC, Generic[KeyT, MemberT, ReaderT, MessageT]):
     def _seek(self, key: KeyT, offset: int) -> None:
         reader = self._reader(key)
         self._forget(key)
-        self._in_hand = [held for held in self._in_hand if held[0] is not reader]
         reader.seek(offset)
         self._forgive([reader])
 
     # Messages
 
-    def __aiter__(self) -> Self:
-        return self
+    @abstractmethod
+    def __aiter__(self) -> AsyncIterator[MessageT]:
+        """Iterate over the messages. One counts as processed when the next one is requested."""
 
     async def batches(self, max_messages: int = 1000, max_wait: float = 0.1) -> AsyncIterator[list[MessageT]]:
         """Iterate over lists of messages. A list counts as processed when the next one is requested.
@@ -283,21 +278,10 @@ class ConsumerShell(ABC, Generic[KeyT, MemberT, ReaderT, MessageT]):
             UsageError: An argument is invalid, or another task waits for messages.
             LiftEnvelopeError: Any error that iterating would raise.
         """
-        as_count("max_messages", max_messages)
+        as_count("max_messages", max_messages, most=MAX_INT64)
         as_seconds("max_wait", max_wait, zero=True)
         while messages := await self._next(max_messages, max_wait):
             yield messages
-
-    def _has_messages(self, reader: ReaderT) -> None:
-        if reader not in self._ready:
-            self._ready.append(reader)
-        self._wake.set()
-
-    def _settle(self) -> None:
-        """Mark the messages handed out last as processed."""
-        for reader, offset in self._in_hand:
-            self._processed(reader, offset)
-        self._in_hand.clear()
 
     def _check_alone(self) -> None:
         """Raise if a task waits: each of two would mark messages as processed that the other works on."""

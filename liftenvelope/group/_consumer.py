@@ -13,7 +13,7 @@ from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
 from liftenvelope.group._consumer_options import GroupConsumerOptions, PartitionsCallback, check_all_topics
 from liftenvelope.group._consumer_partitions import GroupConsumerPartitions
 from liftenvelope.group._reader import GroupMessage, PartitionReader
-from liftenvelope.group._topics import Taken, Topic
+from liftenvelope.group._topics import Topic
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import DEFAULT_PREFIX
 from liftenvelope.group.clock import time_since_boot
@@ -175,7 +175,7 @@ class GroupConsumer(GroupConsumerPartitions):
             LiftEnvelopeError: A partition can't be read; for example, its stream does not exist.
             TransportError: The connection is closed.
         """
-        await self._open(self._make_member())
+        await self._open(self._membership)
         return self
 
     async def _join(self, member: GroupMember) -> None:
@@ -229,8 +229,8 @@ class GroupConsumer(GroupConsumerPartitions):
                 await self._told.wait()
 
     async def _end(self) -> None:
-        self._ready.clear()
-        self._in_hand.clear()
+        self._hand.clear()
+        self._hand.settle()  # drops the batches in hand: nothing is committed any more
         self._leaving |= self._held
         self._held = {}
         try:
@@ -241,37 +241,11 @@ class GroupConsumer(GroupConsumerPartitions):
 
     # Messages
 
-    async def __anext__(self) -> GroupMessage:
-        if (message := self._at_once()) is not None:
-            return message
-        messages = await self._next(1, 0.0)
-        if not messages:
-            raise StopAsyncIteration
-        return messages[0]
+    def __aiter__(self) -> AsyncIterator[GroupMessage]:
+        return self._hand
 
-    def _at_once(self) -> GroupMessage | None:
-        """Return the next message if it needs no waiting and no other work, as is usual; otherwise None."""
-        member = self._member
-        if member is None or self._is_awaited or self._closing or self._failure is not None:
-            return None
-        now = time_since_boot()
-        if now - self._turned_at > _TURN or not member.session.owns(now):
-            return None
-        self._settle()
-        ready, generation = self._ready, member.session.generation
-        while ready:
-            reader = ready[0]
-            if not reader.gives(generation):
-                ready.popleft()
-                continue
-            message = reader.take_one()
-            if not reader.can_give:
-                ready.popleft()
-            elif len(ready) > 1:
-                ready.rotate(-1)  # other partitions come first
-            self._in_hand.append((reader, message.offset))
-            return message
-        return None
+    async def __anext__(self) -> GroupMessage:
+        return await self._hand
 
     async def arrow_batches(
         self,
@@ -305,14 +279,14 @@ class GroupConsumer(GroupConsumerPartitions):
             MissingExtraError: pyarrow is not installed.
             LiftEnvelopeError: Any error that iterating would raise.
         """
-        as_count("max_rows", max_rows)
+        as_count("max_rows", max_rows, most=MAX_INT64)
         as_seconds("max_wait", max_wait, zero=True)
         from liftenvelope.group._rows import SCHEMA, rows_of
         from liftenvelope.payload.typed_rows import typed_rows
 
         typed = typed_rows(payload, on_bad, SCHEMA, "topic")
         while await self._wait_for(max_rows, max_wait):
-            batch = rows_of([(reader.key, messages) for reader, messages in self._take(max_rows)])
+            batch = rows_of(self._hand.take(max_rows))
             for rows in (batch,) if typed is None else typed.decode(batch):
                 yield rows
 
@@ -320,18 +294,19 @@ class GroupConsumer(GroupConsumerPartitions):
         """Return the next messages; an empty list only after the end."""
         if not await self._wait_for(limit, max_wait):
             return []
-        return [message for reader, taken in self._take(limit) for message in reader.wrap(taken)]
+        return self._hand.take_messages(limit)
 
     async def _wait_for(self, limit: int, max_wait: float) -> bool:
         """Settle, and wait until messages can be taken; return False after the end.
 
-        Messages are taken from a reader in the same step, without an await, as the check that the member
+        Messages are taken from a buffer in the same step, without an await, as the check that the member
         still owns the partition. So no message is handed out after the ownership ended, and a cancelled call
         loses none.
         """
-        member = self._running()
+        member, hand = self._running(), self._hand
         self._check_alone()
-        self._settle()
+        hand.until = 0.0  # a second task that asks for a message while this one waits must come here
+        hand.settle()
         if time_since_boot() - self._turned_at > _TURN:
             # A caller that never awaits must not starve heartbeats.
             await self._rest(0.0)
@@ -342,10 +317,11 @@ class GroupConsumer(GroupConsumerPartitions):
             self._check()
             if self._closing:
                 return False
-            if member.owns and self._drop_what_is_over():
+            if member.owns and hand.gives():
                 now = time_since_boot()
                 until = now + max_wait if until is None else until
                 if now >= until or self._has_enough(limit):
+                    hand.until = self._turned_at + _TURN
                     return True
             await self._rest(self._patience(until))
 
@@ -371,45 +347,18 @@ class GroupConsumer(GroupConsumerPartitions):
 
     def _patience(self, until: float | None) -> float | None:
         """Return the seconds to wait for messages, for more of them, or to own the partitions again."""
-        if not self._ready:
+        if not self._hand.turns:
             return None
         if until is None or not self._running().owns:
             return _LOOK
         return max(until - time_since_boot(), 0.0)
 
-    def _drop_what_is_over(self) -> bool:
-        """Drop readers that have nothing to give; return True if any is left."""
-        generation = self._running().session.generation
-        # Generations may have changed before the task that acts on assignments has run.
-        while self._ready and not self._ready[0].gives(generation):
-            self._ready.popleft()
-        return bool(self._ready)
-
     def _has_enough(self, limit: int) -> bool:
         """Return True if waiting adds nothing: the list is full, or a partition's buffer is."""
+        turns = self._hand.turns
         return limit == 1 or (
-            any(reader.is_full for reader in self._ready)
-            or sum(reader.waiting for reader in self._ready) >= limit
+            any(not buffer.room for buffer in turns) or sum(buffer.waiting for buffer in turns) >= limit
         )
-
-    def _take(self, limit: int) -> list[tuple[PartitionReader, Taken]]:
-        """Take up to ``limit`` messages, in one list for each partition."""
-        generation = self._running().session.generation
-        taken: list[tuple[PartitionReader, Taken]] = []
-        # Each partition at most once; the next call starts with the others.
-        for _ in range(len(self._ready)):
-            reader = self._ready.popleft()
-            if not reader.gives(generation):
-                continue
-            part = reader.take(limit)
-            taken.append((reader, part))
-            self._in_hand.append((reader, part.offsets[-1]))
-            if reader.can_give:
-                self._ready.append(reader)
-            limit -= len(part.offsets)
-            if not limit:
-                break
-        return taken
 
     # Commits and positions
 
@@ -443,25 +392,24 @@ class GroupConsumer(GroupConsumerPartitions):
         if not member.session.is_inside:
             text = f"{self.consumer_id!r} has lost its partitions, and is joining again"
             raise UnknownMemberError(f"{text}; uncommitted messages will be redelivered")
-        self._settle()
-        self._dirty |= self._handed_out
-        self._handed_out.clear()
+        self._hand.settle()
+        self._collect()
         await self._commit_dirty(seconds)
 
     def _have_processed(self, messages: list[GroupMessage]) -> set[TopicPartition]:
         """Mark messages as processed and return their partitions."""
+        found: dict[TopicPartition, PartitionReader] = {}
         ends: dict[TopicPartition, int] = {}
         for message in messages:
             key = TopicPartition(message.topic, message.partition)
             reader = self._readers.get(key) or self._leaving.get(key)
-            if reader is None or reader.generation != message.generation:
+            if reader is None or reader.buffer.generation != message.generation:
                 raise self._fenced(key, message.generation)
+            found[key] = reader
             ends[key] = max(ends.get(key, 0), message.offset + 1)
         for key, end in ends.items():
-            self._in_hand = [held for held in self._in_hand if held[0].key != key or held[1] >= end]
-            if self._handed_out.get(key, end) <= end:
-                self._handed_out.pop(key, None)
-            self._dirty[key] = max(self._dirty.get(key, 0), end)
+            found[key].buffer.settle_until(end)
+            self._add_dirty(key, end)
         return set(ends)
 
     def pause(self, topic: str, partition: int) -> None:

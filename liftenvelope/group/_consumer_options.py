@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from liftenvelope._checks import as_count, as_seconds
+from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope.consumers.options import AssignmentCallback, ShellOptions, check_callback
 from liftenvelope.errors import UsageError
 from liftenvelope.group._event_log import logged
@@ -57,7 +57,7 @@ class GroupConsumerOptions(ShellOptions[TopicPartition]):
         if self.session_timeout is not None:
             check_session_timeout(self.session_timeout)
         as_seconds("timeout", self.timeout)
-        as_count("prefetch", self.prefetch)
+        as_count("prefetch", self.prefetch, most=MAX_INT64)
         check_callback("on_event", self.on_event)
 
     @property

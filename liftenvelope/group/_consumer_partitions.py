@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from liftenvelope._deadlines import Deadline
+from liftenvelope._native import handout
 from liftenvelope.consumers.locks import holding
 from liftenvelope.consumers.shell import ConsumerShell, stop
 from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
@@ -35,6 +36,7 @@ from liftenvelope.group._reader import GroupMessage, PartitionReader
 from liftenvelope.group._topics import source_of
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import GroupCalls
+from liftenvelope.group.clock import time_since_boot
 from liftenvelope.group.errors import MemberFencedError, NotAssignedError, StaleGenerationError
 from liftenvelope.group.events import CommitFailed, PartitionUnknown
 from liftenvelope.jetstream import JetStream
@@ -66,18 +68,19 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
         self._nc = nc
         #: Readers given back that keep buffering, in case their partition is assigned again.
         self._held: dict[TopicPartition, PartitionReader] = {}
-        #: Offsets to commit: the next offset to read, by partition.
+        #: Offsets to commit: the next offset to read, by partition. A buffer keeps that of messages processed
+        #: since, for :meth:`_collect`.
         self._dirty: dict[TopicPartition, int] = {}
-        #: Offsets handed out since, if only :meth:`GroupConsumer.commit` commits.
-        self._handed_out: dict[TopicPartition, int] = {}
-        #: The one of both that a processed message goes to.
-        self._to_settle = self._handed_out if options.auto_commit_interval is None else self._dirty
         #: Readers whose start may still come after a message that is published now; None between assignments.
         self._beginning: set[PartitionReader] | None = None
         self._committing = asyncio.Lock()
         #: Set while no reader commits starts.
         self._no_start = asyncio.Event()
         self._no_start.set()
+        self._membership = self._make_member()
+        self._hand: handout.HandOut[GroupMessage] = handout.HandOut(
+            self._membership.session, time_since_boot, self._wait_for_one
+        )
 
     def _make_member(self) -> GroupMember:
         options = self._options
@@ -160,6 +163,21 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
             on_begin=self._begins,
         )
 
+    def _has_messages(self, reader: PartitionReader) -> None:
+        self._hand.add(reader.buffer)
+        self._wake.set()
+
+    def _interrupt(self) -> None:
+        self._hand.until = 0.0
+        super()._interrupt()
+
+    async def _wait_for_one(self) -> GroupMessage:
+        """Return the next message if it needs waiting or other work."""
+        messages = await self._next(1, 0.0)
+        if not messages:
+            raise StopAsyncIteration
+        return messages[0]
+
     def _can_read(self, key: TopicPartition) -> bool:
         """Return True if this member knows the partition; the topic may have grown since the start."""
         if key.partition < self._sources[key.topic].spec.partitions:
@@ -173,7 +191,7 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
         readers, self._readers, self._beginning = self._readers, {}, None
         self._forgive(readers.values())
         self._leaving = readers
-        self._ready.clear()
+        self._hand.clear()
         # Most partitions are assigned again at once, so their readers keep buffering without handing out.
         held = {key: reader for key, reader in readers.items() if reader.hold()}
         try:
@@ -191,7 +209,7 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
         readers, self._readers, self._beginning = self._readers, {}, None
         self._forgive(readers.values())
         held, self._held = self._held, {}
-        self._ready.clear()
+        self._hand.clear()
         self._drop(readers)
         await stop([*readers.values(), *held.values()])
         await self._tell(self._on_revoked, readers)
@@ -199,14 +217,12 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
     def _drop(self, readers: Mapping[TopicPartition, PartitionReader]) -> None:
         """Forget the offsets and the messages in hand of partitions that are gone."""
         self._leaving = {}
-        for key in readers:
+        for key, reader in readers.items():
             self._forget(key)
-        gone = set(map(id, readers.values()))
-        self._in_hand = [held for held in self._in_hand if id(held[0]) not in gone]
+            reader.buffer.forget()
 
     def _forget(self, key: TopicPartition) -> None:
         self._dirty.pop(key, None)
-        self._handed_out.pop(key, None)
 
     async def _begins(self, reader: PartitionReader, start: int | None) -> None:
         """Commit the start of a partition, so that no later member starts at a later offset."""
@@ -253,9 +269,14 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
 
     # Commits
 
-    def _processed(self, reader: PartitionReader, offset: int) -> None:
-        if self._readers.get(reader.key) is reader or self._leaving.get(reader.key) is reader:
-            self._to_settle[reader.key] = offset + 1
+    def _add_dirty(self, key: TopicPartition, end: int) -> None:
+        self._dirty[key] = max(self._dirty.get(key, 0), end)
+
+    def _collect(self) -> None:
+        """Take the offsets of processed messages from the buffers, which keep them until a commit."""
+        for key, reader in (self._readers | self._leaving).items():
+            if (end := reader.buffer.processed()) is not None:
+                self._add_dirty(key, end)
 
     async def _commit_dirty(self, timeout: float, keys: Iterable[TopicPartition] | None = None) -> None:
         """Commit pending offsets, of all partitions or of ``keys``.
@@ -268,12 +289,14 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
         deadline = Deadline(timeout)
         text = f"the offsets were not committed in {timeout:g} s: an earlier commit has not ended"
         async with holding(self._committing, deadline, text):
+            if self._options.auto_commit_interval is not None:
+                self._collect()
             wanted = self._dirty.keys() if keys is None else self._dirty.keys() & set(keys)
-            held = {**self._readers, **self._leaving}
+            held = self._readers | self._leaving
             chosen = {key: (self._dirty[key], held[key].rewound) for key in wanted if key in held}
             if not chosen:
                 return
-            generation = next(held[key].generation for key in chosen)
+            generation = next(held[key].buffer.generation for key in chosen)
             seeks = {key: held[key].seeks for key in chosen}
             outcome = await self._running().commit(generation, chosen, deadline.left)
             failure: GroupError | None = None

@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, NamedTuple
 
 from liftenvelope._backoff import Backoff
+from liftenvelope._native import handout
 from liftenvelope.errors import (
     FencedError,
     LiftEnvelopeError,
     NoCursorError,
     OffsetOutOfRangeError,
 )
-from liftenvelope.group._topics import (
-    PartitionFeed,
-    SourceMessage,
-    Taken,
-    TopicSource,
-    content_of,
-    end_of,
-    lists_of,
-    newest_of,
-)
+from liftenvelope.group._topics import PartitionFeed, TopicSource, end_of, lists_of, newest_of
 from liftenvelope.group.assignors import TopicPartition
-from liftenvelope.jetstream import Message
 
 __all__ = ["GroupMessage", "PartitionReader"]
 
 #: Seconds for which the committed offset must appear beyond the end before that is reported as an error.
 _CERTAIN: Final = 3.0
-_T = TypeVar("_T")
-_NOTHING: Final = Taken([], [])
 
 
 class GroupMessage(NamedTuple):
@@ -58,21 +44,13 @@ class GroupMessage(NamedTuple):
     generation: int
 
 
-#: Makes a message of its fields. The constructor of a NamedTuple takes twice the time.
-_new: Final[Callable[[tuple[str, int, int, bytes, Any, int]], GroupMessage]] = partial(
-    tuple.__new__, GroupMessage
-)
-
-
 class PartitionReader:
-    """Reads one partition.
+    """Reads one partition ahead into a buffer.
 
     The reader outlives generations. When the member gives its partitions back, :meth:`hold` keeps the buffer
     filled without handing anything out. :meth:`go_on` resumes with the next generation if its committed
     offset is one that the buffer, or the batch in the user's hands, still covers. Otherwise a new reader is
     needed.
-
-    Invariant: every message of the partition from ``position`` on is in the buffer or still to be read.
 
     Args:
         source: Topic of the partition.
@@ -87,9 +65,7 @@ class PartitionReader:
 
     Attributes:
         key: Topic name and partition number.
-        generation: Generation of the group.
-        position: Offset of the next message to hand out, or a lower one; None if not known yet.
-        paused: Hand out nothing until this is false.
+        buffer: Messages read ahead, and the batch handed out last.
         rewound: The user sought, so the next commit may lower the committed offset.
         seeks: Number of seeks.
         last_error: Last error that was retried; None if there was none.
@@ -108,55 +84,44 @@ class PartitionReader:
         on_begin: Callable[[PartitionReader, int | None], Awaitable[None]],
     ) -> None:
         self.key = key
-        self.generation = generation
-        self.position: int | None = offset if offset >= 0 else None
+        self._room = asyncio.Event()
+        self.buffer = handout.PartitionBuffer(
+            key, generation, offset if offset >= 0 else None, limit, GroupMessage, self._room.set
+        )
         self.rewound = False
         self.seeks = 0
         self.last_error: LiftEnvelopeError | None = None
         self._source = source
         self._auto_offset = auto_offset
-        self._limit = limit
         self._on_ready = on_ready
         self._on_begin = on_begin
         #: Start offset until it is committed; None if an offset had been committed before.
         self._start: int | None = None
-        self._paused = False
-        #: True while the reader buffers for a possible next generation and hands nothing out.
-        self._held = False
         #: True once the start is known and committed, so that messages go into the buffer.
         self._has_begun = False
         #: Time since which the partition appears to end before the offset to read.
         self._beyond_since: float | None = None
-        #: Offsets and messages handed out last, and the position before them.
-        self._last: tuple[Sequence[int], Sequence[Message | SourceMessage]] = _NOTHING
-        self._last_from = 0
-        #: Offsets of the buffered messages, and the messages.
-        self._offsets: deque[int] = deque()
-        self._buffer: deque[Message | SourceMessage] = deque()
-        self._room = asyncio.Event()
-        self._room.set()
         self._task: asyncio.Task[None] | None = None
         self._on_done: Callable[[asyncio.Task[None]], None] | None = None
 
     @property
     def paused(self) -> bool:
         """True if nothing is handed out until this is false."""
-        return self._paused
+        return self.buffer.is_paused
 
     @paused.setter
     def paused(self, value: bool) -> None:
-        self._paused = value
-        if self.can_give:
+        self.buffer.is_paused = value
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.buffer.can_give:
             self._on_ready(self)
 
     @property
-    def can_give(self) -> bool:
-        """True if a message can be taken."""
-        return bool(self._buffer) and not self._paused and not self._held
-
-    def gives(self, generation: int) -> bool:
-        """Return True if a message can be taken in a generation of the group."""
-        return self.generation == generation and self.can_give
+    def position(self) -> int | None:
+        """Offset of the next message to hand out, or a lower one; None if not known yet."""
+        return self.buffer.position
 
     @property
     def may_skip(self) -> bool:
@@ -167,19 +132,19 @@ class PartitionReader:
     def start(self, on_done: Callable[[asyncio.Task[None]], None]) -> None:
         """Start reading, or handing out what was buffered. ``on_done`` gets the finished reading task."""
         self._on_done = on_done
-        self._held = False
+        self.buffer.is_held = False
         if self._task is None or self._task.done():
-            self._clear()  # a reader that was kept is read again from its position
+            self.buffer.clear()  # a reader that was kept is read again from its position
             self._begin_to_read()
-        elif self._buffer:
-            self._on_ready(self)
+        else:
+            self._tell()
 
     def _begin_to_read(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._read())
         self._task.add_done_callback(self._has_ended)
 
     def _has_ended(self, task: asyncio.Task[None]) -> None:
-        if self._on_done is not None and not self._held and task is self._task:
+        if self._on_done is not None and not self.buffer.is_held and task is self._task:
             self._on_done(task)
         elif not task.cancelled():
             task.exception()  # retrieved and dropped: the partition's next reader meets the error itself
@@ -192,7 +157,7 @@ class PartitionReader:
         Returns:
             True if the reader keeps buffering; otherwise it must be closed.
         """
-        self._held = True
+        self.buffer.is_held = True
         return self._has_begun and self._task is not None and not self._task.done()
 
     def go_on(self, generation: int, offset: int) -> bool:
@@ -201,85 +166,27 @@ class PartitionReader:
         Returns:
             True if the reader can continue from there; otherwise it must be closed.
         """
-        if self._task is None or self._task.done() or self.position is None:
+        if self._task is None or self._task.done() or not self.buffer.go_on(generation, offset):
             return False
-        if offset != self.position:
-            offsets, messages = self._last
-            if not offsets or not self._last_from <= offset <= self.position:
-                return False
-            # The uncommitted part of the last batch is handed out again.
-            first = bisect_left(offsets, offset)
-            self._offsets.extendleft(reversed(offsets[first:]))
-            self._buffer.extendleft(reversed(messages[first:]))
-        self.position, self.generation = offset, generation
-        self.rewound, self._paused = False, False
-        self._last = _NOTHING
+        self.rewound = False
         return True
 
-    # Messages
-
-    @property
-    def waiting(self) -> int:
-        """Number of messages that were read and not handed out."""
-        return len(self._buffer)
-
-    @property
-    def is_full(self) -> bool:
-        """True if nothing more is read until a message is handed out."""
-        return len(self._buffer) >= self._limit
-
-    def take_one(self) -> GroupMessage:
-        """Take the next message. There must be one."""
-        offset, one = self._offsets.popleft(), self._buffer.popleft()
-        assert self.position is not None
-        self._last, self._last_from = ((offset,), (one,)), self.position
-        self.position = offset + 1
-        self._room.set()
-        topic, partition = self.key
-        return _new((topic, partition, offset, *content_of(one), self.generation))
-
-    def take(self, limit: int) -> Taken:
-        """Take up to ``limit`` messages, which must be at least 1."""
-        if not self.can_give:
-            return Taken([], [])
-        n = min(limit, len(self._buffer))
-        taken = Taken(_first_of(self._offsets, n), _first_of(self._buffer, n))
-        self._hand_out(taken)
-        return taken
-
-    def _hand_out(self, taken: Taken) -> None:
-        assert self.position is not None
-        self._last, self._last_from = taken, self.position
-        self.position = taken.offsets[-1] + 1
-        self._room.set()
-
-    def wrap(self, taken: Taken) -> list[GroupMessage]:
-        """Return messages as the user gets them."""
-        (topic, partition), generation = self.key, self.generation
-        return [
-            _new((topic, partition, offset, *content_of(one), generation))
-            for offset, one in zip(*taken, strict=True)
-        ]
+    # Reading
 
     def seek(self, offset: int) -> None:
         """Continue at another offset."""
-        self.position, self.rewound, self._start = offset, True, None
+        self.buffer.seek(offset)
+        self.rewound, self._start = True, None
         self.seeks += 1
-        self._last, self._beyond_since = _NOTHING, None
-        self._clear()
-        self._room.set()
+        self._beyond_since = None
         if self._task is not None:
             # The old task can't add messages any more: it is cancelled before it runs again.
             self._task.cancel()
             self._begin_to_read()
 
-    def _clear(self) -> None:
-        self._offsets.clear()
-        self._buffer.clear()
-
     def stop(self) -> None:
-        """Drop the buffer and cancel the reading."""
-        self._clear()
+        """Drop the messages read ahead and cancel the reading."""
+        self.buffer.clear()
         if self._task is not None:
             self._task.cancel()
 
@@ -295,16 +202,18 @@ class PartitionReader:
         Raises:
             NoCursorError: Nothing was committed, and ``auto_offset`` is ``"error"``.
         """
-        if self.position is None:
+        if (position := self.position) is None:
             if self._auto_offset == "error":
                 topic, partition = self.key
                 raise NoCursorError(
                     f"no offset was committed for {topic}[{partition}]; rewind the group first"
                 )
             found = await self._find_start()
-            if self.position is None:  # unless another call or a seek has set it meanwhile
-                self.position = self._start = found
-        return self.position
+            position = self.position
+            if position is None:  # unless another call or a seek has set it meanwhile
+                position = self._start = found
+                self.buffer.seek(found)
+        return position
 
     async def _find_start(self) -> int:
         if self._auto_offset == "latest":
@@ -352,23 +261,13 @@ class PartitionReader:
 
     async def _fill(self, feed: PartitionFeed) -> AsyncIterator[int]:
         """Put messages into the buffer and yield the last offset of each list."""
-        next_many = lists_of(feed)
+        next_many, buffer = lists_of(feed), self.buffer
         while True:
-            offsets, messages = await next_many(max(self._limit - len(self._buffer), 1))
-            while len(self._buffer) >= self._limit:
+            offsets, messages = await next_many(max(buffer.room, 1))
+            while not buffer.room:
                 self._room.clear()
+                buffer.wants_room = True
                 await self._room.wait()
-            self._offsets.extend(offsets)
-            self._buffer.extend(messages)
-            if self.can_give:
-                self._on_ready(self)
+            buffer.extend(offsets, messages)
+            self._tell()
             yield offsets[-1]
-
-
-def _first_of(items: deque[_T], n: int) -> list[_T]:
-    """Remove and return the first items."""
-    if n == len(items):
-        found = list(items)
-        items.clear()
-        return found
-    return [items.popleft() for _ in range(n)]

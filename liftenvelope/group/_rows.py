@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from liftenvelope._checks import require
 from liftenvelope._native import frames
 from liftenvelope.envelope import Message as LiftbridgeMessage
-from liftenvelope.group._topics import SourceMessage, Taken, content_of
-from liftenvelope.group.assignors import TopicPartition
+from liftenvelope.group._topics import SourceMessage, content_of
 from liftenvelope.jetstream import Message as JetStreamMessage
 from liftenvelope.jetstream.message import stored_times
 
@@ -38,28 +37,29 @@ SCHEMA = pa.schema(
 )
 
 
-def rows_of(taken: Sequence[tuple[TopicPartition, Taken]]) -> pa.RecordBatch:
+def rows_of(taken: Sequence[tuple[tuple[str, int], tuple[list[int], list[Any]]]]) -> pa.RecordBatch:
     """Return a batch with one row for each message and the columns of :data:`SCHEMA`.
 
     A header with several values, as JetStream's messages can have, becomes several entries.
 
     Args:
-        taken: Messages of each partition. There must be at least one message.
+        taken: Topic and number of each partition, and the offsets and messages of :class:`Taken`. There must
+            be at least one message.
 
     Raises:
         UsageError: The values are larger than a column can be, or a message does not come from a consumer.
 
     Example:
-        >>> tea = Taken([7], [SourceMessage(7, b"tea", None)])
-        >>> rows_of([(TopicPartition("orders", 0), tea)]).to_pylist()[0]["value"]
+        >>> tea = [7], [SourceMessage(7, b"tea", None)]
+        >>> rows_of([(("orders", 0), tea)]).to_pylist()[0]["value"]
         b'tea'
     """
-    messages = [one for _, part in taken for one in part.messages]
+    messages = [one for _, (_, part) in taken for one in part]
     are_stored = set(map(type, messages)) == {JetStreamMessage}
     columns = [
-        _repeated([(key.topic, len(part.offsets)) for key, part in taken], pa.string()),
-        _repeated([(key.partition, len(part.offsets)) for key, part in taken], pa.int32()),
-        pa.py_buffer(array("q", chain.from_iterable(part.offsets for _, part in taken))),
+        _repeated([(topic, len(offsets)) for (topic, _), (offsets, _) in taken], pa.string()),
+        _repeated([(partition, len(offsets)) for (_, partition), (offsets, _) in taken], pa.int32()),
+        pa.py_buffer(array("q", chain.from_iterable(offsets for _, (offsets, _) in taken))),
         *(_stored_columns(messages) if are_stored else _columns(messages)),
     ]
     arrays = [

@@ -75,6 +75,7 @@ class MemberSession:
     Attributes:
         generation: Generation of the partitions that the member has, or has given back; 0 for none.
         session_timeout: Seconds of silence after which the controller removes the member.
+        owned_until: Time until which the partitions are certainly this member's; 0.0 in the state OUTSIDE.
 
     Example:
         >>> session = MemberSession()
@@ -94,7 +95,7 @@ class MemberSession:
         self.session_timeout = 10.0
         self._state = _State.OUTSIDE
         self._next_at = 0.0
-        self._owned_until = 0.0
+        self.owned_until = 0.0
         self._backoff = Backoff(first=0.02, longest=0.5, jitter=0.0)
 
     @property
@@ -114,7 +115,7 @@ class MemberSession:
 
     def owns(self, now: float) -> bool:
         """Return True if the member's partitions are certainly its own."""
-        return self.is_inside and now < self._owned_until
+        return now < self.owned_until
 
     def next(self, now: float) -> MemberRequest:
         """Return the next request, and the seconds until it is due."""
@@ -162,7 +163,7 @@ class MemberSession:
     def given_back(self, now: float) -> None:
         """Record that all partitions were given back. Has no effect if they were lost meanwhile."""
         if self._state is _State.LEAVING:
-            self._state = _State.OUTSIDE
+            self._leave()
             self._backoff.reset()
             self._next_at = now
 
@@ -171,7 +172,8 @@ class MemberSession:
     def fenced(self, now: float) -> bool:
         """Record that the member was fenced; return True if it had an assignment."""
         had = self.is_inside
-        self._state, self.generation = _State.OUTSIDE, 0
+        self._leave()
+        self.generation = 0
         self._again(now, at_once=had)
         return had
 
@@ -181,19 +183,23 @@ class MemberSession:
 
     def expires(self, now: float) -> bool:
         """Leave the INSIDE or LEAVING state if the session has ended; return True if it has."""
-        if not self.is_inside or now < self._owned_until:
+        if not self.is_inside or now < self.owned_until:
             return False
-        self._state, self.generation = _State.OUTSIDE, 0
+        self._leave()
+        self.generation = 0
         self._next_at = min(self._next_at, now)
         return True
 
     def until_expiry(self, now: float) -> float:
         """Return the seconds until the session ends; infinity without an assignment."""
-        return max(self._owned_until - now, 0.0) if self.is_inside else float("inf")
+        return max(self.owned_until - now, 0.0) if self.is_inside else float("inf")
+
+    def _leave(self) -> None:
+        self._state, self.owned_until = _State.OUTSIDE, 0.0
 
     def _heard(self, sent_at: float, now: float) -> None:
         # Answers may arrive in another order than their requests were sent.
-        self._owned_until = max(self._owned_until, sent_at + self.session_timeout)
+        self.owned_until = max(self.owned_until, sent_at + self.session_timeout)
         self._backoff.reset()
         self._next_at = now + self._vary() * self.interval
 

@@ -109,7 +109,7 @@ class Taken(NamedTuple):
     """
 
     offsets: list[int]
-    messages: list[Message | SourceMessage]
+    messages: list[Any]
 
 
 def content_of(one: Message | SourceMessage) -> tuple[bytes, Any]:
@@ -124,7 +124,7 @@ def lists_of(feed: PartitionFeed) -> Callable[[int], Awaitable[Taken]]:
 
     async def taken(limit: int) -> Taken:
         messages = await feed.next_many(limit) if isinstance(feed, ListFeed) else [await feed.next()]
-        return Taken([one.offset for one in messages], [*messages])
+        return Taken([one.offset for one in messages], messages)
 
     return taken
 
@@ -392,7 +392,7 @@ class JetStreamFeed:
         except StopAsyncIteration:
             reason = "the feed was closed" if self._reset is None else self._reset.reason
             raise TransportError(f"the feed of stream {self._stream!r} was interrupted: {reason}") from None
-        return Taken([sequence - 1 for sequence in sequences], [*messages])
+        return Taken([sequence - 1 for sequence in sequences], messages)
 
     def _on_event(self, event: PullEvent) -> None:
         if isinstance(event, OrderedReset):

@@ -48,6 +48,7 @@ def patch_groups(patches: Patches, telemetry: Telemetry) -> None:
     from liftenvelope.group import GroupConsumer
 
     _patch_reader(patches, telemetry, GroupConsumer)
+    patches.replace(GroupConsumer, "__aiter__", lambda _: lambda self: self)  # so that __anext__ is called
     patches.replace(GroupConsumer, "open", partial(_internally, lambda member: reconnects.watch(member.nc)))
 
 

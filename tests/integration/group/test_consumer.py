@@ -107,6 +107,7 @@ class TestReading:
             boot = time_since_boot() + 2 * LONG
             for module in ("_member", "_consumer"):
                 monkeypatch.setattr(f"liftenvelope.group.{module}.time_since_boot", lambda: boot)
+            consumer._hand.clock = lambda: boot
             # The message that was not committed comes again, because the partitions may have been lost.
             assert set(await take(consumer, 8)) == play.published
             assert [type(event) for event in events] == [MemberFenced]
@@ -151,7 +152,7 @@ class TestReading:
     async def test_who_never_waits_keeps_nobody_from_working(self, play: Play) -> None:
         await play.publish(100)
         async with play.consumer("a") as consumer:
-            await eventually(lambda: sum(len(one._buffer) for one in consumer._readers.values()) == 100)
+            await eventually(lambda: sum(one.buffer.waiting for one in consumer._readers.values()) == 100)
             turns = 0
 
             async def turn() -> None:
@@ -170,7 +171,7 @@ class TestReading:
     async def test_partitions_take_turns_message_by_message(self, play: Play) -> None:
         await play.publish(40)
         async with play.consumer("a") as consumer:
-            await eventually(lambda: sum(one.waiting for one in consumer._readers.values()) == 40)
+            await eventually(lambda: sum(one.buffer.waiting for one in consumer._readers.values()) == 40)
             async with asyncio.timeout(PATIENCE):
                 partitions = [(await anext(consumer)).partition for _ in range(40)]
         assert partitions == partitions[:4] * 10
@@ -332,7 +333,7 @@ class TestBatches:
     async def test_a_list_counts_as_processed_when_the_next_one_is_asked_for(self, play: Play) -> None:
         await play.publish(8)
         async with play.consumer("a") as consumer:
-            await eventually(lambda: sum(one.waiting for one in consumer._readers.values()) == 8)
+            await eventually(lambda: sum(one.buffer.waiting for one in consumer._readers.values()) == 8)
             async with asyncio.timeout(PATIENCE):
                 batches = consumer.batches(4, 0)
                 first, _second = await anext(batches), await anext(batches)
@@ -457,7 +458,7 @@ class TestPartitions:
     async def test_what_was_in_hand_comes_again(self, play: Play) -> None:
         await play.publish(40)
         async with play.consumer("a") as a:
-            await eventually(lambda: sum(one.waiting for one in a._readers.values()) == 40)
+            await eventually(lambda: sum(one.buffer.waiting for one in a._readers.values()) == 40)
             async with asyncio.timeout(PATIENCE):
                 batches = a.batches(20, 0)
                 first = await anext(batches)
@@ -670,6 +671,9 @@ class TestItsLife:
                 await anext(consumer)
             with pytest.raises(UsageError, match="one task at a time"):
                 await anext(consumer.batches())
+            with pytest.raises(UsageError, match="one task at a time"):
+                async for _ in consumer:
+                    pass
             await play.publish(1)
             assert await waiting == [b"0"]
 

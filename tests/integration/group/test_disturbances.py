@@ -83,6 +83,20 @@ async def test_commit_does_not_wait_longer_than_asked_for_another_one(play: Play
         await consumer.commit()
 
 
+async def test_failure_is_raised_although_messages_are_there(play: Play) -> None:
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    await play.publish(8)
+    async with play.consumer("a") as consumer:
+        await eventually(lambda: sum(one.buffer.waiting for one in consumer._readers.values()) == 8)
+        assert len(await take(consumer, 1)) == 1
+        consumer._spawn(fail())
+        await eventually(lambda: consumer._failure is not None)
+        with pytest.raises(ZeroDivisionError):
+            await anext(consumer)
+
+
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13])
 async def test_close_that_is_cancelled_gives_everything_up(nc: Client, name: str, turns: int) -> None:
     one = coordinator(nc, bucket=name, prefix=name, coordinator_id="one")

@@ -115,9 +115,7 @@ async def go_through(topic: Numbers, steps: list[tuple[str, int]]) -> None:
     for what, number in steps:
         await settle()
         if what == "take":
-            alone = number == 0 and reader.can_give
-            messages = [reader.take_one()] if alone else reader.wrap(reader.take(number + 1))
-            taken = [message.offset for message in messages]
+            taken = [message.offset for message in reader.buffer.take_messages(number + 1)]
             assert taken == [offset for offset in offsets if offset >= place][: len(taken)]
             assert taken or not [offset for offset in offsets if offset >= place]
             last, place = (taken, taken[-1] + 1) if taken else (last, place)
@@ -142,13 +140,13 @@ async def dealt_out_anew(
 ) -> PartitionReader:
     holds = reader.hold()
     await settle()
-    assert reader.take(10) == ([], [])
+    assert reader.buffer.take(10) == ([], [])
     if not (holds and reader.go_on(generation, offset)):
         await reader.close()
         reader = reader_of(topic, offset, generation)
-    assert reader.take(10) == ([], [])  # not before it is started
+    assert reader.buffer.take(10) == ([], [])  # not before it is started
     reader.start(done)
-    assert reader.generation == generation
+    assert reader.buffer.generation == generation
     return reader
 
 
@@ -157,14 +155,12 @@ async def test_what_was_read_ahead_is_not_read_again() -> None:
     reader = reader_of(topic, 0)
     reader.start(done)
     await settle()
-    assert reader.take(3).offsets == [0, 1, 2]
+    assert reader.buffer.take(3)[0] == [0, 1, 2]
     assert reader.hold()
     assert reader.go_on(2, 1)  # the first of the three was processed
     reader.start(done)
-    assert [(message.offset, message.generation) for message in reader.wrap(reader.take(2))] == [
-        (1, 2),
-        (2, 2),
-    ]
+    messages = reader.buffer.take_messages(2)
+    assert [(message.offset, message.generation) for message in messages] == [(1, 2), (2, 2)]
     assert topic.opened == 1
     assert not (reader.hold() and reader.go_on(3, 0))  # somebody went back further
     await reader.close()
@@ -179,8 +175,8 @@ async def test_lists_fill_the_buffer_and_no_more() -> None:
     assert topic.asked == 2  # for a full buffer, and for the message that waits for room
     while place < 20:
         await settle()
-        assert reader.waiting == min(4, 20 - place)
-        taken = reader.take(3).offsets
+        assert reader.buffer.waiting == min(4, 20 - place)
+        taken = reader.buffer.take(3)[0]
         assert taken == list(range(place, place + len(taken)))
         place += len(taken)
     await reader.close()
