@@ -20,6 +20,12 @@ from liftenvelope.testing import NatsServer
 #: What keeps packed reads and writes from being any faster.
 _BYTES: Final = "Copies are the limit: the server, the socket and the columns each copy 100 bytes for a row."
 
+#: What Msgpack does beyond its peer.
+_CHECKS: Final = (
+    "Of 1.4 us, msgpack takes 0.7 and Arrow 0.25, as in the peer's 1.0. The rest sees to it that nothing is "
+    "cast or grows: 0.25 to look at each value for timestamps and sizes, 0.2 to compare the types of fields."
+)
+
 
 def _orders(count: int) -> pa.Table:
     """Return rows of 100 bytes: two numbers and two texts, with Arrow's offsets."""
@@ -71,7 +77,7 @@ def test_decode_msgpack(compare: Comparison) -> None:
     compare(
         "payload=Msgpack, processor time of decoding 100-byte rows",
         _decoding(Msgpack(batch.schema), values),
-        Peer("msgpack.unpackb and from_pylist", _loop(msgpack.unpackb, batch.schema, values), 1),
+        Peer("msgpack.unpackb and from_pylist", _loop(msgpack.unpackb, batch.schema, values), 1, _CHECKS),
         rate=True,
     )
 
