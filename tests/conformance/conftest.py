@@ -25,6 +25,9 @@ import liftenvelope
 from liftenvelope.client import Client
 from liftenvelope.client._events import ClientEvent
 from liftenvelope.testing import run_gateway, run_liftbridge
+from tests.patience import patient_clients
+
+__all__ = ["patient_clients"]
 
 CHOSEN: Final = os.environ.get("LIFTENVELOPE_CONFORMANCE_SERVER", "liftbridge")
 #: For how many seconds a member of a group or a server has to be silent to be taken for dead.
@@ -104,8 +107,7 @@ def events() -> list[ClientEvent]:
 async def client(server: Server, events: list[ClientEvent]) -> AsyncIterator[Client]:
     """A client of the server. Closing it must leave no task behind."""
     before = asyncio.all_tasks()
-    options: Any = {"timeout": 60.0, "ack_wait": 60.0, "on_event": events.append}
-    async with liftenvelope.connect(server.addresses, **options) as client:
+    async with liftenvelope.connect(server.addresses, on_event=events.append) as client:
         yield client
     left = asyncio.all_tasks() - before - {asyncio.current_task()}
     assert not left

@@ -208,4 +208,4 @@ async def _fill_storage(url: str) -> None:
 
 async def _empty_storage(url: str) -> None:
     async with await nats.connect(url) as nc, JetStream(nc, timeout=60) as js:
-        await js.delete_stream(BALLAST, timeout=30)
+        await js.delete_stream(BALLAST)

@@ -16,26 +16,14 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-import liftenvelope
 from liftenvelope.nats.closing import close_connection
-from liftenvelope.testing import LiftbridgeCluster, NatsServer
+from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer, run_gateway
+from tests.patience import patient_clients
+
+__all__ = ["patient_clients"]
 
 #: The connections that tests have made, by their event loops.
 _made: WeakKeyDictionary[asyncio.AbstractEventLoop, list[Client]] = WeakKeyDictionary()
-
-
-@pytest.fixture(autouse=True, scope="package")
-def patient_clients() -> Iterator[None]:
-    """Make clients wait for a minute by default: on a loaded machine a server may need more than seconds.
-
-    A test of what happens when time is up gives the client a timeout of its own.
-    """
-    defaults = liftenvelope.connect.__kwdefaults__
-    assert defaults is not None
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("timeout", "ack_wait", "connect_timeout"):
-            patch.setitem(defaults, name, 60.0)
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -55,9 +43,19 @@ async def _no_noise(_: Exception) -> None:
     """nats-py prints what goes wrong on the connection; the tests look at the outcome."""
 
 
-async def connect(url: str, **options: Any) -> Client:
-    """A connection that comes back quickly when it is lost."""
-    options = {"reconnect_time_wait": 0.05, "max_reconnect_attempts": -1, "error_cb": _no_noise, **options}
+async def connect(url: str | list[str], **options: Any) -> Client:
+    """A connection that comes back quickly when it is lost.
+
+    Its attempts to connect are patient: nats-py reports one that fails to ``error_cb``, also before it is
+    connected at all, and without ``allow_reconnect`` raises what failed.
+    """
+    options = {
+        "connect_timeout": 60,
+        "reconnect_time_wait": 0.05,
+        "max_reconnect_attempts": -1,
+        "error_cb": _no_noise,
+        **options,
+    }
     client = await nats.connect(url, **options)
     _made.setdefault(asyncio.get_running_loop(), []).append(client)
     return client
@@ -88,6 +86,14 @@ def wait_until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def gateway_server() -> Iterator[GatewayCluster]:
+    """Run a gateway, shared by these tests, whose leases and sessions a pause of the machine does not end."""
+    timeouts = dict.fromkeys(("broker_ttl", "consumer_timeout", "coordinator_timeout"), 60.0)
+    with run_gateway(config=timeouts) as cluster:
+        yield cluster
 
 
 @pytest.fixture

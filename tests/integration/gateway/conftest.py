@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 from nats.aio.client import Client
 
-from liftenvelope.testing import GatewayCluster, run_gateway
 from tests.integration.conftest import connect
-
-
-@pytest.fixture(scope="session")
-def gateway_server() -> Iterator[GatewayCluster]:
-    """Run a gateway, shared by these tests, whose lease a pause of the machine does not end."""
-    with run_gateway(config={"broker_ttl": 60.0}) as cluster:
-        yield cluster
 
 
 @pytest.fixture

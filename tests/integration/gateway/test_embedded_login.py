@@ -182,7 +182,7 @@ async def test_wrong_login_is_refused(tmp_path: Path, url: str) -> None:
 async def connected_once(url: str) -> None:
     nc = NatsClient()
     try:
-        await nc.connect(url, allow_reconnect=False, error_cb=Errors().note)
+        await nc.connect(url, allow_reconnect=False, connect_timeout=60, error_cb=Errors().note)
     finally:
         await nc.close()
 

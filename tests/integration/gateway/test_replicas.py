@@ -43,7 +43,7 @@ async def cluster(servers: list[NatsServer]) -> AsyncIterator[GatewayCluster]:
 
 async def test_a_nats_server_is_killed(servers: list[NatsServer], cluster: GatewayCluster, name: str) -> None:
     acked: list[int] = []
-    async with liftenvelope.connect(cluster.addresses, timeout=20) as client:
+    async with liftenvelope.connect(cluster.addresses) as client:
         await client.create_stream(name, name, partitions=2, replication_factor=3, min_isr=2)
         await client.create_stream(f"{name}-all", f"{name}-all", replication_factor=MAX_REPLICATION)
         with pytest.raises(ServerError):
@@ -85,7 +85,7 @@ async def test_too_few_replicas_in_sync_for_min_isr(
                 while await is_acked(client, stream, policy, many=many) is not expected:
                     await asyncio.sleep(0.1)
 
-    async with liftenvelope.connect(cluster.addresses, timeout=20) as client:
+    async with liftenvelope.connect(cluster.addresses) as client:
         await client.create_stream(name, name, replication_factor=3, min_isr=3)
         await client.create_stream(f"{name}-2", f"{name}-2", replication_factor=3, min_isr=2)
         await eventually(True, name, AckPolicy.ALL)

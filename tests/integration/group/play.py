@@ -128,7 +128,7 @@ class Play:
         async with asyncio.timeout(PATIENCE):
             while True:
                 try:
-                    await self.js.create_stream(config)
+                    await self.js.create_stream(config, timeout=5)  # nobody answers without a leader
                     return self
                 except LiftEnvelopeError:
                     await asyncio.sleep(0.1)

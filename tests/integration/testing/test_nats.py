@@ -110,7 +110,7 @@ async def test_jetstream_keeps_its_data() -> None:
     sequences = []
     async with run_nats_server(jetstream=True) as server:
         for end in (server.stop, server.kill):
-            nc = await nats.connect(server.url, allow_reconnect=False)
+            nc = await nats.connect(server.url, allow_reconnect=False, connect_timeout=60)
             js = nc.jetstream()
             await js.add_stream(name="orders", subjects=["orders"])
             sequences.append((await js.publish("orders", b"x")).seq)
