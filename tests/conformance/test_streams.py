@@ -25,7 +25,7 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.rpc.status import StatusCode
-from tests.cleaner_clock import CLEANER_INTERVAL, CleanerClock
+from tests.cleaner_clock import CleanerClock
 from tests.conformance.actions import SOON, eventually, fill, new_stream, read, read_offsets
 from tests.conformance.conftest import Server
 from tests.handled import handled
@@ -131,11 +131,9 @@ async def test_all_options_together(client: Client, name: str) -> None:
 
 async def test_old_messages_go_and_offsets_stay(client: Client, name: str) -> None:
     # Only full segments can go: these hold a few messages each.
-    cleaner = CleanerClock()
-    await client.create_stream(
-        name, name, retention_max_messages=10, segment_max_bytes=1024, cleaner_interval=CLEANER_INTERVAL
+    cleaner = await CleanerClock.create_stream(
+        client, name, retention_max_messages=10, segment_max_bytes=1024
     )
-    cleaner.created()
     for _ in range(40):
         await cleaner.wait_async()
         await fill(client, name, [b"x" * 200])

@@ -25,7 +25,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.payload import ArrowBatches, BadPayloadError, Json
 from liftenvelope.rpc.status import StatusCode
-from tests.cleaner_clock import CLEANER_INTERVAL, CleanerClock
+from tests.cleaner_clock import CleanerClock
 from tests.conformance.actions import PATIENCE, eventually, fill, new_stream, read, read_offsets, take
 
 EMPTY: list[int] = []
@@ -333,11 +333,7 @@ async def test_reading_a_readonly_partition(client: Client, name: str) -> None:
 
 
 async def test_a_compacted_stream_without_the_stop_offset(client: Client, name: str) -> None:
-    cleaner = CleanerClock()
-    await client.create_stream(
-        name, name, compact_enabled=True, segment_max_bytes=1024, cleaner_interval=CLEANER_INTERVAL
-    )
-    cleaner.created()
+    cleaner = await CleanerClock.create_stream(client, name, compact_enabled=True, segment_max_bytes=1024)
     for number in range(60):
         await cleaner.wait_async()
         await fill(client, name, [b"x" * 150], key=b"k%d" % (number % 3))
@@ -609,11 +605,9 @@ async def test_backwards(client: Client, name: str) -> None:
 
 
 async def test_backwards_from_a_start_that_retention_removed(client: Client, name: str) -> None:
-    cleaner = CleanerClock()
-    await client.create_stream(
-        name, name, retention_max_messages=10, segment_max_bytes=1024, cleaner_interval=CLEANER_INTERVAL
+    cleaner = await CleanerClock.create_stream(
+        client, name, retention_max_messages=10, segment_max_bytes=1024
     )
-    cleaner.created()
     for _ in range(30):
         await cleaner.wait_async()
         await fill(client, name, [b"x" * 150])

@@ -29,10 +29,8 @@ from liftenvelope.errors import (
     TransportError,
 )
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_liftbridge
-from tests.cleaner_clock import CLEANER_INTERVAL, CleanerClock
+from tests.cleaner_clock import CleanerClock
 from tests.integration.conftest import until
-
-pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
@@ -424,11 +422,9 @@ async def test_made_anew_in_the_meantime(client: Client, proxy: FaultProxy, name
 async def test_a_slow_reader_whose_messages_are_removed(client: Client, name: str) -> None:
     # Retention takes away the segment that the server is reading for us, and ends the call with "segment has
     # been closed", as if the partition were paused. The read goes on with the oldest message there is.
-    cleaner = CleanerClock()
-    await client.create_stream(
-        name, name, segment_max_bytes=16_384, retention_max_messages=100, cleaner_interval=CLEANER_INTERVAL
+    cleaner = await CleanerClock.create_stream(
+        client, name, segment_max_bytes=16_384, retention_max_messages=100
     )
-    cleaner.created()
     async with (
         liftenvelope.connect(client._context.options.seeds, prefetch_bytes=65_536) as reader,
         reader.subscribe(name, start="earliest") as messages,

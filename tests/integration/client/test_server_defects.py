@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 
 import pytest
@@ -13,12 +13,21 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.client import Client
 from liftenvelope.client._async_start_lookup import AsyncStartLookup
 from liftenvelope.client.start_lookup import StartLookup
-from liftenvelope.testing import LiftbridgeCluster
+from liftenvelope.envelope import Ack
+from liftenvelope.testing import LiftbridgeCluster, run_liftbridge
+from tests.cleaner_clock import CleanerClock
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LiftbridgeCluster]:
+    """A node of its own: one that rolls a segment while it cleans may die, see cleaner_clock.py."""
+    with run_liftbridge() as cluster:
+        yield cluster
 
 
 @pytest.fixture
-async def client(liftbridge_server: LiftbridgeCluster) -> AsyncIterator[Client]:
-    async with liftenvelope.connect(liftbridge_server.addresses, ack_wait=60) as client:
+async def client(cluster: LiftbridgeCluster) -> AsyncIterator[Client]:
+    async with liftenvelope.connect(cluster.addresses, ack_wait=60) as client:
         yield client
 
 
@@ -41,22 +50,28 @@ async def offsets(client: Client, stream: str, **options: object) -> list[int]:
         return [message.offset async for message in messages]
 
 
+async def publish(client: Client, cleaner: CleanerClock, name: str, value: bytes) -> Ack:
+    """Publish while the cleaner sleeps."""
+    await cleaner.wait_async()
+    ack = await client.publish(name, value)
+    assert ack is not None
+    return ack
+
+
 async def test_a_time_with_an_empty_newest_segment(client: Client, name: str) -> None:
-    await client.create_stream(name, name, segment_max_age=0.5, cleaner_interval=0.2)
-    sent = [await client.publish(name, str(number).encode()) for number in range(5)]
+    cleaner = await CleanerClock.create_stream(client, name, segment_max_age=0.5)
+    sent = [await publish(client, cleaner, name, str(number).encode()) for number in range(5)]
     await until_times_are_lost(client, name, empty=False)
     assert await offsets(client, name, start=timedelta(hours=1), stop="latest") == [0, 1, 2, 3, 4]
-    third = sent[2]
-    assert third is not None
-    since = liftenvelope.client.Timestamp(third.reception_timestamp_ns)
+    since = liftenvelope.client.Timestamp(sent[2].reception_timestamp_ns)
     assert (await offsets(client, name, start=since, stop="latest"))[-2:] == [3, 4]
     assert await offsets(client, name, start=timedelta(0), stop="latest") == []
 
 
 async def test_all_was_removed(client: Client, name: str) -> None:
-    await client.create_stream(name, name, segment_max_age=0.3, cleaner_interval=0.2, retention_max_age=0.6)
+    cleaner = await CleanerClock.create_stream(client, name, segment_max_age=0.3, retention_max_age=0.6)
     for number in range(3):
-        await client.publish(name, str(number).encode())
+        await publish(client, cleaner, name, str(number).encode())
     await until_times_are_lost(client, name, empty=True)
     for start in ("earliest", "latest", 0, 2, timedelta(hours=1)):
         assert await offsets(client, name, start=start, stop="latest") == []
@@ -66,11 +81,10 @@ async def test_all_was_removed(client: Client, name: str) -> None:
         while not messages.finished:  # no time-out may cut short the check for an empty log
             assert await messages.next(0.2) is None
     async with asyncio.timeout(60):
-        ack = await client.publish(name, b"one more")
+        ack = await publish(client, cleaner, name, b"one more")
         while not (found := await offsets(client, name, start="earliest", stop="latest")):
             # On a slow machine it is removed as well before it is read.
-            ack = await client.publish(name, b"one more")
-    assert ack is not None
+            ack = await publish(client, cleaner, name, b"one more")
     assert 3 <= found[0] <= found[-1] == ack.offset
 
 
