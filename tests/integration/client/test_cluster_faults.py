@@ -24,8 +24,6 @@ from liftenvelope.errors import (
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, LiftbridgeNode, run_liftbridge
 from tests.integration.conftest import until
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LiftbridgeCluster]:
@@ -158,7 +156,8 @@ async def test_the_leader_ends(
     name: str,
     end: Callable[[LiftbridgeNode], int | None],
 ) -> None:
-    await client.create_stream(name, name, replication_factor=3)
+    # Without a second replica nothing is acked: a leader that the machine leaves alone would lose it.
+    await client.create_stream(name, name, replication_factor=3, min_isr=2)
     await in_sync(client, name, 3)
     leader = await leader_of(client, cluster, name)
     found: list[Message] = []
@@ -168,6 +167,8 @@ async def test_the_leader_ends(
         reading = asyncio.create_task(read_to(messages, found, last))
         publishing = asyncio.create_task(publish_numbers(client, name, acked, stop))
         await until(lambda: len(acked) >= 50)
+        await in_sync(client, name, 3)
+        earlier = len(events)
         await asyncio.to_thread(end, leader)
         before = len(acked)
         await until(lambda: len(acked) >= before + 50)
@@ -183,8 +184,8 @@ async def test_the_leader_ends(
     assert {offset: by_offset[offset] for offset in acked} == acked
     values = [message.value for message in found]
     assert len(set(values)) == len(values), "what was published once is there twice"
-    resumed = [event for event in events if isinstance(event, SubscriptionResumed)]
-    assert leader.address != resumed[-1].address
+    resumed = [event.address for event in events[earlier:] if isinstance(event, SubscriptionResumed)]
+    assert set(resumed) - {leader.address}
     await in_sync(client, name, 3)
 
 

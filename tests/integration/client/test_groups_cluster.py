@@ -11,7 +11,13 @@ import liftenvelope
 from liftenvelope.client._cursors import CURSORS_STREAM
 from liftenvelope.client._events import ClientEvent, GroupCoordinatorReported
 from liftenvelope.client.metadata import Metadata
-from liftenvelope.errors import AckTimeoutError, LiftEnvelopeError, TransportError
+from liftenvelope.errors import (
+    AckTimeoutError,
+    CallTimeoutError,
+    LiftEnvelopeError,
+    NotLeaderError,
+    TransportError,
+)
 from liftenvelope.testing import LiftbridgeCluster, run_liftbridge
 
 PARTITIONS = 4
@@ -63,7 +69,7 @@ async def publish(client: liftenvelope.Client, stream: str, begin: int, end: int
         while True:
             try:
                 await client.publish(stream, b"%d" % number, partition=number % PARTITIONS, timeout=3.0)
-            except (AckTimeoutError, TransportError):
+            except (AckTimeoutError, CallTimeoutError, NotLeaderError, TransportError):
                 continue
             break
 
@@ -93,7 +99,6 @@ async def group_of(client: liftenvelope.Client, stream: str) -> Metadata:
     return await client.fetch_metadata(streams=[stream], groups=[stream])
 
 
-@pytest.mark.timeout(240)
 async def test_coordinator_killed(
     cluster: LiftbridgeCluster, client: liftenvelope.Client, events: list[ClientEvent], name: str
 ) -> None:
@@ -125,7 +130,6 @@ async def test_coordinator_killed(
     check_order(members)
 
 
-@pytest.mark.timeout(240)
 async def test_cursor_leader_killed(
     cluster: LiftbridgeCluster, client: liftenvelope.Client, name: str
 ) -> None:

@@ -17,8 +17,6 @@ from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_liftbridge
 from tests.integration.conftest import until
 from tests.integration.stored import Stored
 
-pytestmark = pytest.mark.timeout(240)
-
 
 async def collect(many: PublishMany) -> dict[int, int]:
     """The offset of each acked message, by its index."""

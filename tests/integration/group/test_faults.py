@@ -6,9 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack
-from typing import Any
 
-import nats
 import pytest
 from nats.aio.client import Client
 
@@ -31,13 +29,6 @@ from .play import (
     process,
     watching,
 )
-
-
-async def _no_noise(_: Exception) -> None:
-    """nats-py prints what goes wrong on the connection; the tests look at the outcome."""
-
-
-QUICK: dict[str, Any] = {"reconnect_time_wait": 0.05, "max_reconnect_attempts": -1, "error_cb": _no_noise}
 
 
 @pytest.fixture
@@ -208,7 +199,7 @@ class TestThreeServers:
             ]
 
     async def test_the_bucket_survives_its_leader(self, cluster: list[NatsServer], name: str) -> None:
-        nc = await nats.connect([server.url for server in cluster], **QUICK)
+        nc = await connect([server.url for server in cluster])
         play = await Play(nc, name).create(replicas=3)
         async with (
             coordinator(nc, replicas=3) as one,
@@ -219,8 +210,8 @@ class TestThreeServers:
         ):
             await play.publish(20)
             stream = await play.js.stream("KV_liftenvelope-groups")
-            info = (await stream.info()).cluster
-            assert info is not None
+            while not (info := (await stream.info()).cluster) or not info.leader:
+                await asyncio.sleep(0.05)
             leader = next(server for number, server in enumerate(cluster, 1) if info.leader == f"n{number}")
             leader.kill()
             await play.publish(20)
@@ -237,7 +228,7 @@ class TestThreeServers:
 
     async def test_offset_keys_are_fenced_by_the_record(self, cluster: list[NatsServer], name: str) -> None:
         """Neither a write under an old record is stored, nor one that races with a write of the record."""
-        nc = await nats.connect([server.url for server in cluster], **QUICK)
+        nc = await connect([server.url for server in cluster])
         await Play(nc, name).create(replicas=3)  # asks again until the servers have a leader
         async with JetStream(nc, timeout=PATIENCE) as js:
             store = GroupStore(js, f"{name}-groups", 3)
