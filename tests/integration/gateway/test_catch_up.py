@@ -13,7 +13,9 @@ from liftenvelope.gateway import Gateway
 from liftenvelope.testing import NatsServer, run_nats_server
 from tests.handled import handled
 from tests.integration.conftest import connect, until
-from tests.integration.gateway.test_acks import Partition
+from tests.integration.gateway.test_acks import Partition, patient_readers
+
+__all__ = ["patient_readers"]
 
 #: Fewer than the 10,000 messages that a stream's queue holds. A synchronous write of each takes seconds.
 BACKLOG = 9_000

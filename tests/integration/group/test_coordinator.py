@@ -190,8 +190,8 @@ class TestMembers:
         assert (await b.register()).error.code == pb.REBALANCING
         assert (await a.heartbeat(first.generation)).error.code == pb.REBALANCING
         await a.commit(first.generation, 1, 7)
-        waiting = asyncio.create_task(b.register(wait=5.0))
-        second = await a.register(first.generation, wait=5.0)
+        waiting = asyncio.create_task(b.register(wait=PATIENCE))
+        second = await a.register(first.generation, wait=PATIENCE)
         other = await waiting
         assert second.generation == other.generation == first.generation + 1
         shares = {one.partition: one.offset for one in [*second.partitions, *other.partitions]}

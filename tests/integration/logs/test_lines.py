@@ -97,7 +97,7 @@ async def test_generations_and_leases_of_groups(
     jetstream_server: NatsServer, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     nc = await connect(jetstream_server.url)
-    coordinator = Coordinator(nc, prefix=name, bucket=name, coordinator_id="c1")
+    coordinator = Coordinator(nc, prefix=name, bucket=name, coordinator_id="c1", lease=60.0)
     async with JetStream(nc, timeout=60.0) as js, coordinator:
         await js.create_stream(StreamConfig(name=name, subjects=(f"{name}.*",)))
         topic = JetStreamTopic.of_stream(name, [f"{name}.0", f"{name}.1"])
