@@ -1117,7 +1117,6 @@ async def http_request_bytes(place: Place) -> None:
 @case("http_timeout")
 async def http_time(place: Place) -> None:
     async with http_of(place, http_timeout=1.0) as address:
-        assert (await get(address, "/healthz")).status == 200
         began = asyncio.get_running_loop().time()
         with suppress(ConnectionResetError):
             assert await exchange(address, b"GET /healthz HTTP/1.1\r\n") == b""

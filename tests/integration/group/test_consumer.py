@@ -388,7 +388,7 @@ class TestBatches:
             await play.js.publish(play.subjects[0], value)
         async with play.consumer("a") as consumer:
             with pytest.raises(BadPayloadError, match="message 1 is bad"):
-                async for _ in consumer.arrow_batches(max_wait=0.5, payload="json"):
+                async for _ in consumer.arrow_batches(3, max_wait=PATIENCE, payload="json"):
                     pass
         async with play.consumer("b") as consumer:  # nothing was processed
             rows: list[Any] = []

@@ -317,17 +317,14 @@ async def test_unfinished_tls_handshake_is_closed(service: Service) -> None:
 async def test_idle_connection_is_closed_and_a_busy_one_stays(service: Service) -> None:
     async with Server(service.methods(), limits=ServerLimits(idle_timeout=3.0)) as server:
         await server.start()
-        async with (
-            await Channel.connect(server.address) as idle,
-            await Channel.connect(server.address) as busy,
-        ):
-            async with busy.bidi("/test/chat") as call:
-                await call.send([b"first"])
-                assert await anext(call) == b"first"
-                await until(lambda: len(server.links) == 1)
+        async with await Channel.connect(server.address) as busy, busy.bidi("/test/chat") as call:
+            await call.send([b"first"])
+            assert await anext(call) == b"first"
+            async with await Channel.connect(server.address) as idle:
+                await until(lambda: not idle.is_usable)
+                assert len(server.links) == 1
                 await call.send([b"second"])
                 assert await anext(call) == b"second"
-            await until(lambda: not idle.is_usable)
 
 
 async def is_let_in(address: str) -> bool:
