@@ -7,7 +7,6 @@ import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
-import nats
 import pytest
 from nats.aio.client import Client as NatsClient
 
@@ -53,7 +52,7 @@ async def channel(gateway_server: GatewayCluster) -> AsyncIterator[Channel]:
 
 
 async def test_inside_an_application(jetstream_server: NatsServer, name: str) -> None:
-    nc = await nats.connect(jetstream_server.url)
+    nc = await connect(jetstream_server.url)
     await nc.jetstream().account_info()  # nats-py has a subscription for answers from the first request on
     before = asyncio.all_tasks()
     async with Gateway(nc, id=name) as gateway, liftenvelope.connect([gateway.address]) as client:
@@ -76,7 +75,7 @@ async def test_inside_an_application(jetstream_server: NatsServer, name: str) ->
 
 
 async def test_started_twice_closed_twice_not_started(jetstream_server: NatsServer) -> None:
-    nc = await nats.connect(jetstream_server.url)
+    nc = await connect(jetstream_server.url)
     gateway = Gateway(nc)
     with pytest.raises(UsageError, match="not started"):
         _ = gateway.address
@@ -90,7 +89,7 @@ async def test_started_twice_closed_twice_not_started(jetstream_server: NatsServ
 
 async def test_closed_as_soon_as_it_is_started(jetstream_server: NatsServer) -> None:
     # Its tasks are cancelled at whatever they are about: none may miss that.
-    nc = await nats.connect(jetstream_server.url)
+    nc = await connect(jetstream_server.url)
     async with asyncio.timeout(120):
         for _ in range(8):
             async with Gateway(nc):
@@ -99,11 +98,11 @@ async def test_closed_as_soon_as_it_is_started(jetstream_server: NatsServer) -> 
 
 
 async def test_where_it_can_not_be_started(nats_server: NatsServer, jetstream_server: NatsServer) -> None:
-    nc = await nats.connect(nats_server.url)
+    nc = await connect(nats_server.url)
     with pytest.raises(NoJetStreamError):
         await Gateway(nc).start()
     await nc.close()
-    nc = await nats.connect(jetstream_server.url)
+    nc = await connect(jetstream_server.url)
     async with Gateway(nc) as gateway:
         port = int(gateway.address.rpartition(":")[2])
         with pytest.raises(TransportError, match=str(port)):
@@ -122,7 +121,7 @@ async def test_where_it_can_not_be_started(nats_server: NatsServer, jetstream_se
     ],
 )
 async def test_options_that_make_no_sense(nats_server: NatsServer, options: Any, match: str) -> None:
-    nc = await nats.connect(nats_server.url)
+    nc = await connect(nats_server.url)
     with pytest.raises(UsageError, match=match):
         Gateway(nc, **options)
     await nc.close()

@@ -167,7 +167,7 @@ async def test_cancelled_start_of_nats_server_ends_it_and_frees_its_folder(tmp_p
         except asyncio.CancelledError:
             # The server holds the lock as long as it lives.
             assert is_free(tmp_path / "lock")
-            assert open_files() == files
+            assert not open_files() - files
         else:
             await own.stop()
             assert not interruption.was_reached
@@ -190,10 +190,10 @@ async def test_cancelled_wait_for_a_folder_closes_its_lock(tmp_path: Path) -> No
         files = open_files()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.create_task(Interruption(1).run(EmbeddedNats(tmp_path).start()))
-        assert open_files() == files
+        assert not open_files() - files
         with pytest.raises(TransportError, match="another nats-server uses the folder"):
             await EmbeddedNats(tmp_path).start(timeout=0.01)
-        assert open_files() == files
+        assert not open_files() - files
 
 
 async def test_closing_waits_for_start(nc: NatsClient) -> None:
