@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, aclosing
 from typing import Any
@@ -104,7 +103,7 @@ def test_go_liftbridge(go: GoPeers, make: str, name: str) -> None:
 @pytest.fixture
 async def gufo(gateway_server: GatewayCluster) -> AsyncIterator[Any]:
     """A client of the gateway."""
-    async with asyncio.timeout(60), LiftbridgeClient(gateway_server.addresses) as client:
+    async with LiftbridgeClient(gateway_server.addresses) as client:
         yield client
 
 
@@ -178,7 +177,7 @@ class Grpcio:
 async def grpcio(gateway_server: GatewayCluster) -> AsyncIterator[Grpcio]:
     """A connection of grpcio to the gateway."""
     address = gateway_server.addresses[0]
-    async with asyncio.timeout(60), grpc.aio.insecure_channel(address) as channel:
+    async with grpc.aio.insecure_channel(address) as channel:
         yield Grpcio(channel)
 
 

@@ -17,6 +17,7 @@ from liftenvelope.gateway._protocol.names import partition_stream
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import NatsServer, run_nats_server
+from tests.handled import handled
 from tests.integration.conftest import connect, until
 
 
@@ -109,6 +110,7 @@ async def test_records_are_read_from_the_leader_of_the_bucket(js: JetStream, nam
         await js.api.nc.subscribe(subject, cb=note)
     with pytest.raises(RpcError, match="No such stream"):
         await here.find(name)
+    await handled(js.api.nc)
     await until(lambda: asked)
     assert set(asked) == {"$JS.API.STREAM.MSG.GET.KV_lift_streams"}
     await here.close()

@@ -95,7 +95,7 @@ async def test_a_group_goes_on_where_it_was(world: World) -> None:
     topic = await world.create(2, *(b"%d" % number for number in range(8)))
     async with world.consumer(topic) as consumer:
         first = await take(consumer, 5)
-        assert set((await consumer.lag()).values()) <= {0, 1, 2, 3}
+        assert sum((await consumer.lag()).values()) == 3
     await world.publish(b"8", b"9")
     async with world.consumer(topic) as consumer:
         rest = await take(consumer, 6)  # the last one of the first was not processed
