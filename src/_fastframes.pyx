@@ -502,7 +502,6 @@ cdef class MessageQueue:
     cdef Py_ssize_t head
     cdef object on_low
     cdef object wait
-    cdef _Ready ready
     cdef readonly bint in_bytes
     cdef readonly int64_t threshold
     cdef public int64_t owed
@@ -513,8 +512,6 @@ cdef class MessageQueue:
         self.head = 0
         self.threshold = threshold
         self.in_bytes = in_bytes
-        self.ready = _Ready.__new__(_Ready)
-        self.ready.queue = self
         self.on_low = on_low
         self.wait = wait
         self.owed = 0
@@ -592,10 +589,9 @@ cdef class MessageQueue:
         return self
 
     def __anext__(self):
-        return self
-
-    def __await__(self):
-        return self.ready if self.head < len(self.items) else self.wait().__await__()
+        cdef _Step step = _Step.__new__(_Step)
+        step.queue = self
+        return step
 
     def __iter__(self):
         """Iterate over the messages without removing them."""
@@ -603,35 +599,42 @@ cdef class MessageQueue:
 
 
 @cython.final
-cdef class _Ready:
-    """Awaitable used while the queue has a message: its result is that message.
+@cython.freelist(8)
+cdef class _Step:
+    """Awaitable of the next message.
 
-    One object serves all awaits of a queue, because it has no state of its own.
+    If the queue has one, it is the result of the first step. Otherwise the steps are those of `waiting`: anext() with a
+    default asks for them again whenever it is resumed.
     """
 
     cdef MessageQueue queue
+    cdef object waiting
 
     def __await__(self):
-        return self
+        if self.waiting is None:
+            if self.queue.head < len(self.queue.items):
+                return self
+            self.waiting = self.queue.wait().__await__()
+        return self.waiting
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        # Called only under tracing: otherwise the interpreter calls send_ready().
+        # Called only under tracing: otherwise the interpreter calls send_message().
         raise StopIteration(self.queue.take())
 
 
-cdef int send_ready(PyObject* ready, PyObject* value, PyObject** result) except -1:
+cdef int send_message(PyObject* step, PyObject* value, PyObject** result) except -1:
     # 0 is PYGEN_RETURN, -1 is PYGEN_ERROR. A result is a new reference.
     result[0] = NULL
-    message = (<_Ready>ready).queue.take()
+    message = (<_Step>step).queue.take()
     Py_INCREF(message)
     result[0] = <PyObject*>message
     return 0
 
 
-set_send(<PyTypeObject*>_Ready, send_ready)
+set_send(<PyTypeObject*>_Step, send_message)
 
 
 include "_opened.pxi"

@@ -12,18 +12,12 @@ from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_SET_ITEM
 
 from _sending cimport set_send
+from _tuples cimport new_tuple
 
 from bisect import bisect_left
 from collections import deque
 
 from liftenvelope.errors import UsageTypeError
-
-cdef extern from *:
-    """
-    /* A new tuple of a subclass, with empty places: tuple.__new__ would copy another tuple. */
-    #define new_tuple(type, n) ((type)->tp_alloc((type), (n)))
-    """
-    object new_tuple(PyTypeObject* type, Py_ssize_t n)
 
 cdef enum:
     KEPT = 256  # places of handed out messages to keep before they are deleted
@@ -199,7 +193,7 @@ cdef class PartitionBuffer:
     cdef object message(self, Py_ssize_t i):
         """Return a message as the user gets it."""
         one = self.messages[i]
-        message = new_tuple(<PyTypeObject*>self.message_class, FIELDS)
+        message = new_tuple(self.message_class, FIELDS)
         put(message, 0, self.topic)
         put(message, 1, self.partition)
         put(message, 2, self.offsets[i])
@@ -246,7 +240,6 @@ cdef class HandOut:
 
     cdef object session
     cdef object wait
-    cdef _AtOnce at_once
     cdef list in_hand           # buffers with messages handed out last
     cdef public object clock
     cdef public double until
@@ -259,8 +252,6 @@ cdef class HandOut:
         self.until = 0.0
         self.turns = deque()
         self.in_hand = []
-        self.at_once = _AtOnce.__new__(_AtOnce)
-        self.at_once.hand_out = self
 
     def add(self, PartitionBuffer buffer not None):
         """Give a buffer a turn, unless it has one."""
@@ -364,10 +355,9 @@ cdef class HandOut:
         return self
 
     def __anext__(self):
-        return self
-
-    def __await__(self):
-        return self.at_once if self.gives_at_once() else self.wait().__await__()
+        cdef _Step step = _Step.__new__(_Step)
+        step.hand_out = self
+        return step
 
     cdef bint gives_at_once(self) except -1:
         cdef double now = self.clock()
@@ -378,16 +368,23 @@ cdef class HandOut:
 
 
 @cython.final
-cdef class _AtOnce:
-    """Awaitable used while a message can be handed out at once: its result is that message.
+@cython.freelist(8)
+cdef class _Step:
+    """Awaitable of the next message.
 
-    One object serves all awaits, because it has no state of its own.
+    If one can be handed out at once, it is the result of the first step. Otherwise the steps are those of `waiting`:
+    anext() with a default asks for them again whenever it is resumed.
     """
 
     cdef HandOut hand_out
+    cdef object waiting
 
     def __await__(self):
-        return self
+        if self.waiting is None:
+            if self.hand_out.gives_at_once():
+                return self
+            self.waiting = self.hand_out.wait().__await__()
+        return self.waiting
 
     def __iter__(self):
         return self
@@ -397,13 +394,13 @@ cdef class _AtOnce:
         raise StopIteration(self.hand_out.next_one())
 
 
-cdef int send_message(PyObject* awaitable, PyObject* value, PyObject** result) except -1:
+cdef int send_message(PyObject* step, PyObject* value, PyObject** result) except -1:
     # 0 is PYGEN_RETURN, -1 is PYGEN_ERROR. A result is a new reference.
     result[0] = NULL
-    message = (<_AtOnce>awaitable).hand_out.next_one()
+    message = (<_Step>step).hand_out.next_one()
     Py_INCREF(message)
     result[0] = <PyObject*>message
     return 0
 
 
-set_send(<PyTypeObject*>_AtOnce, send_message)
+set_send(<PyTypeObject*>_Step, send_message)

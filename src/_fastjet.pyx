@@ -10,6 +10,8 @@ from cpython.tuple cimport PyTuple_GET_SIZE, PyTuple_SET_ITEM
 from libc.math cimport INFINITY, NAN, floor
 from libc.string cimport memcmp, memcpy
 
+from _tuples cimport new_tuple
+
 from liftenvelope._deadlines import DeadlineBuckets, repack
 from liftenvelope.errors import UsageTypeError
 
@@ -18,7 +20,6 @@ cdef extern from "Python.h":
     object PyUnicode_Substring(object text, Py_ssize_t start, Py_ssize_t end)
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
     object PyObject_Call(object function, tuple args, dict keywords)
-    object PyType_GenericAlloc(type cls, Py_ssize_t items)
     void PyObject_GC_UnTrack(PyObject* item)
 
 cdef enum:
@@ -112,7 +113,7 @@ cdef class AckReader:
     cdef object numbered(self, long long number):
         """Return an ack like `pattern` with this number. The constructor is bypassed: it takes half of the time."""
         cdef Py_ssize_t i, size = PyTuple_GET_SIZE(self.pattern)
-        cdef object item, ack = PyType_GenericAlloc(self.ack_type, size)
+        cdef object item, ack = new_tuple(self.ack_type, size)
         for i in range(size):
             item = number if i == 1 else <object>PyTuple_GET(self.pattern, i)
             Py_INCREF(item)

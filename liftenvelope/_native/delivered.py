@@ -11,9 +11,10 @@ from typing import Any, Final, Generic, Self, TypeVar, final
 
 from liftenvelope.errors import UsageError
 
-__all__ = ["Delivered", "MessageQueue", "in_order", "joined", "stored_times"]
+__all__ = ["Delivered", "MessageQueue", "Step", "in_order", "joined", "stored_times"]
 
 _T = TypeVar("_T", bound="Delivered")
+_Next = TypeVar("_Next")
 
 _LARGEST: Final = 2**63 - 1
 #: Maximum bytes of an Arrow binary column, whose ends have 32 bits.
@@ -64,6 +65,28 @@ class Delivered:
         """Return the PUB command of an ack."""
         reply = self._reply.encode() if isinstance(self._reply, str) else self._reply
         return b"PUB %b %d\r\n%b\r\n" % (reply, len(payload), payload)
+
+
+@final
+class Step(Generic[_Next]):
+    """What ``anext()`` of an iterator returns, to be awaited once.
+
+    ``anext()`` with a default asks for the steps again whenever it is resumed, so they are kept.
+
+    Args:
+        begin: Called with the first step: returns the steps.
+    """
+
+    __slots__ = ("_begin", "_steps")
+
+    def __init__(self, begin: Callable[[], Generator[Any, None, _Next]]) -> None:
+        self._begin = begin
+        self._steps: Generator[Any, None, _Next] | None = None
+
+    def __await__(self) -> Generator[Any, None, _Next]:
+        if self._steps is None:
+            self._steps = self._begin()
+        return self._steps
 
 
 @final
@@ -145,10 +168,10 @@ class MessageQueue(Generic[_T]):
     def __aiter__(self) -> Self:
         return self
 
-    def __anext__(self) -> Self:
-        return self
+    def __anext__(self) -> Step[_T]:
+        return Step(self._steps)
 
-    def __await__(self) -> Generator[Any, None, _T]:
+    def _steps(self) -> Generator[Any, None, _T]:
         return self._ready() if self._items else self._wait().__await__()
 
     def _ready(self) -> Generator[Any, None, _T]:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final, Generic, Protocol, Self, TypeVar, final
 
+from liftenvelope._native.delivered import Step
 from liftenvelope.errors import UsageTypeError
 
 __all__ = ["HandOut", "PartitionBuffer"]
@@ -252,10 +253,9 @@ def _content(one: Any) -> tuple[Any, Any]:
 class HandOut(Generic[_M]):
     """Hands out the messages of partitions in turn; an asynchronous iterator over them.
 
-    Awaiting ``anext()`` of it, or the object itself, returns a message without a coroutine if the time is
-    before ``until`` and before ``owned_until`` of the session, and if a buffer of the session's generation
-    can give one. In all other cases it awaits ``wait()``. The checks and the taking are one step without an
-    await.
+    Awaiting ``anext()`` of it returns a message without a coroutine if the time is before ``until`` and
+    before ``owned_until`` of the session, and if a buffer of the session's generation can give one. In all
+    other cases it awaits ``wait()``. The checks and the taking are one step without an await.
 
     Args:
         session: Membership with ``generation`` and ``owned_until``.
@@ -356,10 +356,10 @@ class HandOut(Generic[_M]):
     def __aiter__(self) -> Self:
         return self
 
-    def __anext__(self) -> Self:
-        return self
+    def __anext__(self) -> Step[_M]:
+        return Step(self._steps)
 
-    def __await__(self) -> Generator[Any, None, _M]:
+    def _steps(self) -> Generator[Any, None, _M]:
         return self._ready() if self._gives_at_once() else self._wait().__await__()
 
     def _gives_at_once(self) -> bool:

@@ -232,8 +232,23 @@ async def test_iterating(frames: ModuleType) -> None:
     assert await asyncio.ensure_future(anext(queue)) == "waited"
     queue.append(messages[1])
     with pytest.raises(StopIteration) as caught:  # the way of whoever traces, and of send()
-        next(queue.__await__())
+        next(anext(queue).__await__())
     assert caught.value.value is messages[1]
+
+
+@TWINS
+async def test_default_is_for_the_end_and_not_for_a_wait(frames: ModuleType) -> None:
+    go_on = asyncio.Event()
+
+    async def wait() -> str:
+        await go_on.wait()
+        return "waited"
+
+    queue = frames.MessageQueue(0, False, lambda: None, wait)
+    waiting = asyncio.ensure_future(anext(queue, "the end"))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert await asyncio.wait_for(waiting, 60) == "waited"
 
 
 @TWINS

@@ -66,6 +66,7 @@ def test_message_has_the_payload_and_the_object_of_its_source(twin: ModuleType) 
     first, second = member.hand.take_one(), member.hand.take_one()
     assert (type(first), first) == (Handed, Handed("t", 0, 7, b"tea", whole, 1))
     assert second == Handed("t", 0, 9, b"milk", "jug", 1)
+    assert hash(second) == hash(tuple(second))
     with pytest.raises(IndexError, match="no message is there"):
         member.hand.take_one()
 
@@ -84,8 +85,23 @@ async def test_messages_that_are_there_need_no_wait(twin: ModuleType) -> None:
     member.fill([3, 4])
     assert (await asyncio.wait_for(anext(member.hand), 60)).offset == 3
     with pytest.raises(StopIteration) as caught:  # the way of whoever traces, and of send()
-        next(member.hand.__await__())
+        next(anext(member.hand).__await__())
     assert caught.value.value.offset == 4
+
+
+@TWINS
+async def test_default_is_for_the_end_and_not_for_a_wait(twin: ModuleType) -> None:
+    go_on = asyncio.Event()
+
+    async def wait() -> str:
+        await go_on.wait()
+        return "waited"
+
+    hand = twin.HandOut(SimpleNamespace(generation=1, owned_until=10.0), lambda: 1.0, wait)
+    waiting = asyncio.ensure_future(anext(hand, "the end"))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert await asyncio.wait_for(waiting, 60) == "waited"
 
 
 @TWINS
@@ -94,7 +110,7 @@ async def test_message_is_handed_out_at_once_only_while_all_allows_it(twin: Modu
     member = Member(twin)
     member.fill([0, 1])
     buffer = member.buffers[0]
-    assert (await member.hand).offset == 0
+    assert (await anext(member.hand)).offset == 0
     if reason == "until":
         member.now = member.hand.until
     elif reason == "owned":
@@ -105,7 +121,7 @@ async def test_message_is_handed_out_at_once_only_while_all_allows_it(twin: Modu
         buffer.is_paused = True
     else:
         buffer.is_held = True
-    assert await member.hand == "waited"
+    assert await anext(member.hand) == "waited"
     assert buffer.waiting == 1
 
 
