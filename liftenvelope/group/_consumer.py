@@ -230,22 +230,23 @@ class GroupConsumer(GroupConsumerPartitions):
 
     async def _end(self) -> None:
         self._hand.clear()
-        self._hand.settle()  # drops the batches in hand: nothing is committed any more
         self._leaving |= self._held
         self._held = {}
         try:
             await super()._end()
         finally:
             self._leaving = {}
+            self._hand.settle()  # drops the batches in hand: nothing is committed any more
             await self._js.close()
 
     # Messages
 
     def __aiter__(self) -> AsyncIterator[GroupMessage]:
-        return self._hand
+        # A subclass may have messages of its own.
+        return self._hand if type(self).__anext__ is GroupConsumer.__anext__ else self
 
     async def __anext__(self) -> GroupMessage:
-        return await self._hand
+        return await anext(self._hand)
 
     async def arrow_batches(
         self,

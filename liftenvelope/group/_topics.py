@@ -124,9 +124,14 @@ def lists_of(feed: PartitionFeed) -> Callable[[int], Awaitable[Taken]]:
 
     async def taken(limit: int) -> Taken:
         messages = await feed.next_many(limit) if isinstance(feed, ListFeed) else [await feed.next()]
-        return Taken([one.offset for one in messages], messages)
+        return Taken([one.offset for one in messages], [_as_source_message(one) for one in messages])
 
     return taken
+
+
+def _as_source_message(one: Any) -> SourceMessage:
+    """Return a message of a source with classes of its own as one of ours."""
+    return one if isinstance(one, SourceMessage) else SourceMessage(one.offset, one.data, one)
 
 
 @runtime_checkable

@@ -7,6 +7,8 @@ from collections.abc import Coroutine, Generator
 from contextlib import suppress
 from typing import Any
 
+import pytest
+
 from liftenvelope.group import GroupConsumer, StaleGenerationError, TopicPartition, UnknownMemberError
 from liftenvelope.group._host import GroupHost
 
@@ -110,6 +112,37 @@ async def test_cancelled_wherever_it_waits(play: Play) -> None:
         await play.all_read()
     await eventually(lambda: not left(before))
     play.log.check()
+
+
+async def test_close_that_is_cancelled_commits_no_message_in_hand(play: Play) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def on_revoked(_: list[TopicPartition]) -> None:
+        begun.set()
+        await go_on.wait()
+
+    await play.publish(8)
+    options: dict[str, Any] = {"session_timeout": 5.0, "auto_commit_interval": PATIENCE}
+    a = await play.consumer("a", on_revoked=on_revoked, **options).open()
+    async with asyncio.timeout(PATIENCE):
+        for _ in range(8):
+            last = await anext(a)
+    b = play.consumer("b", **options)
+    opening = asyncio.create_task(b.open())
+    await asyncio.wait_for(begun.wait(), PATIENCE)
+    closing = asyncio.create_task(a.close())
+    await eventually(lambda: a._closing)
+    closing.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await opening
+    # The first offsets are committed or not: close() was cancelled, and the group expels the silent member.
+    assert (await play.offsets())[TopicPartition(last.topic, last.partition)] <= last.offset
+    async with asyncio.timeout(PATIENCE):
+        while (await anext(b)).offset != last.offset:
+            pass
+    await b.close()
 
 
 async def test_closed_while_partitions_move(play: Play) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from typing import Any
 
 import pytest
@@ -91,6 +92,7 @@ async def test_failure_is_raised_although_messages_are_there(play: Play) -> None
     async with play.consumer("a") as consumer:
         await eventually(lambda: sum(one.buffer.waiting for one in consumer._readers.values()) == 8)
         assert len(await take(consumer, 1)) == 1
+        consumer._hand.until = inf  # however late the next one is asked for
         consumer._spawn(fail())
         await eventually(lambda: consumer._failure is not None)
         with pytest.raises(ZeroDivisionError):
