@@ -128,7 +128,7 @@ class Access:
             raise UsageTypeError(f"tls must be an ssl.SSLContext, True, False or None, got {self.tls!r}")
         if not isinstance(self.tls_first, bool):
             raise UsageTypeError(f"tls_first must be True or False, got {self.tls_first!r}")
-        check_address_map(self.address_map)
+        object.__setattr__(self, "address_map", check_address_map(self.address_map))
         check_server_names(self.tls_server_name, is_secure=bool(self.tls))
 
     @property
@@ -214,7 +214,7 @@ def find_target(source: Source, access: Access | None) -> Target:
     for target in found:
         has_own = target.access is not given or given.has_login
         logins.setdefault(target.addresses[0], target.access if has_own else first)
-    return Target(found[0].kind, addresses, first, secure, logins)
+    return Target(found[0].kind, addresses, logins[addresses[0]], secure, logins)
 
 
 def _client_target(options: Options, access: Access | None) -> Target:

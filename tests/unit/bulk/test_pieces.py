@@ -108,7 +108,7 @@ class TestTargets:
     def test_url_without_a_login_has_that_of_the_options(self) -> None:
         target = find_target("nats://a,nats://ann:one@b", Access(user="all", password="x"))
         assert [target.access_to(address).user for address in target.addresses] == ["all", "ann"]
-        assert target.access_to(Address("advertised", 4222)).user == "ann"
+        assert target.access_to(Address("advertised", 4222)).user == "all"
 
     @pytest.mark.parametrize(
         ("options", "text"),
