@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from liftenvelope.errors import UsageError
 
@@ -44,7 +44,12 @@ def with_login_of(urls: Iterable[str], options: Mapping[str, Any]) -> dict[str, 
         {'user': 'app', 'password': 'secret', 'name': 'a'}
     """
     parts = [urlsplit(url if "://" in url else f"nats://{url}") for url in urls]
-    logins = {(one.username, one.password) for one in parts if one.username is not None}
+    # Percent-encoded as in other URLs, though nats-py sends what stands there.
+    logins = {
+        (unquote(one.username), None if one.password is None else unquote(one.password))
+        for one in parts
+        if one.username is not None
+    }
     if len(logins) != 1 or not _LOGINS.isdisjoint(options):
         return dict(options)
     [(user, password)] = logins

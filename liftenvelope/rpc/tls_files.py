@@ -16,13 +16,15 @@ def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSL
         key: File with the key of that certificate; None if the key is in ``cert``.
 
     Raises:
-        OSError: A file can't be read or is not PEM, the certificate and the key do not belong together, or
-            the key is encrypted.
-        ValueError: A path has a NUL.
+        OSError: A file can't be read or is not PEM, the certificate and the key do not belong together, the
+            key is encrypted, or a path has a NUL.
     """
-    context = ssl.create_default_context(cafile=ca)
-    if cert is not None:
-        context.load_cert_chain(cert, key, password=no_password)
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if cert is not None:
+            context.load_cert_chain(cert, key, password=no_password)
+    except ValueError as exc:
+        raise OSError(str(exc)) from exc
     return context
 
 

@@ -70,3 +70,4 @@ def test_different_logins_are_left_to_nats_py() -> None:
     assert with_login_of(["nats://n1", "n2:4222"], options) == options
     assert with_login_of(["nats://s3cr3t@n1"], options) == {"token": "s3cr3t", "name": "a"}
     assert with_login_of(["nats://a:x@n1"], {"token": "t"}) == {"token": "t"}
+    assert with_login_of(["nats://a%40b:x%2Fy@n1"], {}) == {"user": "a@b", "password": "x/y"}
