@@ -53,13 +53,13 @@ async def test_leader_work_that_ends_with_a_defect_is_logged_and_makes_the_gatew
     async def fail(*_: object) -> None:
         raise RuntimeError("a defect")
 
-    async with Gateway(nc) as gateway:
+    async with Gateway(nc, broker_ttl=60.0) as gateway:
         await until(lambda: gateway.readiness().is_ready)
         assert gateway._running is not None
         leading = gateway._running.leading
         monkeypatch.setattr(leading, "_settle", fail)
         leading.look()
-        await until(lambda: not gateway.readiness().is_ready)
+        await until(lambda: "partitions" in gateway.readiness().reasons)
         assert dict(gateway.readiness().reasons) == {"partitions": "the leader work has ended with a defect"}
         [record] = [one for one in caplog.records if "ended with a defect" in one.message]
         assert record.exc_info is not None

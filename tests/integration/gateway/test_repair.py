@@ -154,7 +154,6 @@ async def test_what_the_dead_did_not_tell(nc: NatsClient, js: JetStream, name: s
 
             await eventually(is_told)
             await client.delete_stream(name)
-        # What is told is told before the record goes.
         ops = [api_pb2.CREATE_STREAM, api_pb2.PAUSE_STREAM, api_pb2.RESUME_STREAM, api_pb2.DELETE_STREAM]
         await until_told(js, name, ops)
 

@@ -58,7 +58,7 @@ class TestOrdered:
             got += [(await messages.next(timeout=20)).data for _ in range(18)]
         assert got == numbered(30)
         resets = [event for event in events if isinstance(event, OrderedReset)]
-        assert 13 <= resets[0].sequence <= 18
+        assert any(13 <= event.sequence <= 18 for event in resets)
         # A server that gets no processor time for two seconds is silent as well.
         assert sum("was silent" not in event.reason for event in resets) <= 1
 
