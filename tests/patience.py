@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pytest
@@ -43,4 +44,17 @@ def patient_clients() -> Iterator[None]:
             assert defaults.keys() >= set(names)
             for name in names:
                 patch.setitem(defaults, name, 60.0)
+        yield
+
+
+@contextmanager
+def short_requests() -> Iterator[None]:
+    """Let requests to JetStream end after 5 s again: in a cluster without a leader nobody answers them.
+
+    The tests of clusters ask again.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for function in (Api.__init__, JetStream.__init__):
+            assert function.__kwdefaults__ is not None
+            patch.setitem(function.__kwdefaults__, "timeout", 5.0)
         yield

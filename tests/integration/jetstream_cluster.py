@@ -14,6 +14,7 @@ from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.testing import NatsServer, run_nats_server
 from liftenvelope.testing._ports import free_port
+from tests.patience import short_requests
 
 
 @contextmanager
@@ -29,6 +30,7 @@ def three_servers(
     ports = [free_port() for _ in range(3)]
     routes = [f"nats://127.0.0.1:{port}" for port in ports]
     with ExitStack() as stack:
+        stack.enter_context(short_requests())
         servers = {}
         for number, port in enumerate(ports, 1):
             own = {

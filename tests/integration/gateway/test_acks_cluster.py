@@ -25,7 +25,6 @@ __all__ = ["cluster"]
 async def made(nc: Client, name: str) -> Partition:
     """A partition on all three, as soon as they have found each other."""
     partition = Partition(nc, name)
-    partition.api.timeout = 5  # while there is no leader, nobody answers
     await partition.listen()
     async with asyncio.timeout(60):
         while True:

@@ -17,6 +17,7 @@ from liftenvelope.jetstream import JetStream
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from liftenvelope.testing._ports import free_port
 from tests.integration.conftest import connect, freeze
+from tests.patience import short_requests
 
 from .play import (
     PATIENCE,
@@ -185,6 +186,7 @@ class TestThreeServers:
         ports = [free_port() for _ in range(3)]
         routes = [f"nats://127.0.0.1:{port}" for port in ports]
         with ExitStack() as stack:
+            stack.enter_context(short_requests())
             yield [
                 stack.enter_context(
                     run_nats_server(
