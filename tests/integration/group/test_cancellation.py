@@ -125,8 +125,7 @@ async def test_close_that_is_cancelled_commits_no_message_in_hand(play: Play) ->
     options: dict[str, Any] = {"session_timeout": 5.0, "auto_commit_interval": PATIENCE}
     a = await play.consumer("a", on_revoked=on_revoked, **options).open()
     async with asyncio.timeout(PATIENCE):
-        for _ in range(8):
-            last = await anext(a)
+        last = [await anext(a) for _ in range(8)][-1]
     b = play.consumer("b", **options)
     opening = asyncio.create_task(b.open())
     await asyncio.wait_for(begun.wait(), PATIENCE)
