@@ -228,7 +228,7 @@ async def test_several_streams_on_one_subject(client: Client, name: str) -> None
     )
     # The server gives a unary publish whichever ack came first, perhaps a late one of the publish before.
     acks = [outcome for outcome in outcomes if isinstance(outcome, Ack)]
-    assert {ack.stream for ack in acks} == {names[0]}
+    assert {ack.stream for ack in acks} <= {names[0]}
     assert len({ack.correlation_id for ack in acks}) == len({ack.offset for ack in acks}) == len(acks)
     for outcome in outcomes:
         if not isinstance(outcome, Ack):
