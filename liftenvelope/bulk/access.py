@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import urlsplit
 
 from liftenvelope._checks import as_count, as_seconds
 from liftenvelope._secrets import without_secrets
@@ -19,6 +19,7 @@ from liftenvelope.client.client import Client
 from liftenvelope.client.options import check_address_map, check_http2_sizes, check_server_names
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream.api import api_prefix
+from liftenvelope.nats.logins import login_in
 from liftenvelope.nats.subjects import check_inbox_prefix
 from liftenvelope.rpc.address import Address, parse_address
 
@@ -159,8 +160,7 @@ class Target:
     Attributes:
         kind: Protocol of the servers.
         addresses: Addresses of the servers.
-        access: Connection options, with the login of the first URL that has one. They are for servers that
-            the cluster advertises.
+        access: Connection options of the first server, also for servers that only the cluster names.
         secure: True if TLS is mandatory.
         logins: Connection options of each server, with the login of its own URL. Without one, that of the
             caller's options is taken, or else that of the first URL that has one.
@@ -258,13 +258,5 @@ def _parse_url(text: object, access: Access) -> Target:
             raise UsageError(f"a liftbridge:// URL must not have a user, got {without_secrets(url)!r}")
         return Target(ServerKind.LIFTBRIDGE, (address,), access, access.context is not None)
     secure = parts.scheme == "tls" or access.context is not None
-    return Target(ServerKind.NATS, (address,), _with_login(access, parts), secure)
-
-
-def _with_login(access: Access, parts: SplitResult) -> Access:
-    if parts.username is None:
-        return access
-    name = unquote(parts.username)
-    if parts.password is None:
-        return replace(access, token=name)
-    return replace(access, user=name, password=unquote(parts.password))
+    login = login_in(parts)
+    return Target(ServerKind.NATS, (address,), replace(access, **login) if login else access, secure)

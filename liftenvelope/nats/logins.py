@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from liftenvelope.errors import UsageError
 
-__all__ = ["is_refused_login", "read_credentials", "refused_login", "with_login_of"]
+__all__ = ["is_refused_login", "login_in", "read_credentials", "refused_login", "with_login_of"]
 
 _BLOCK: Final = re.compile(r"-{3,}BEGIN ([A-Z ]+)-{3,}\s+(\S+)\s+-{3,}END \1-{3,}")
 _JWT, _SEED = "NATS USER JWT", "USER NKEY SEED"
@@ -29,6 +29,17 @@ _REFUSALS: Final = (
 _LOGINS: Final = frozenset({"user", "token", "user_credentials", "nkeys_seed", "nkeys_seed_str"})
 
 
+def login_in(parts: SplitResult) -> dict[str, Any]:
+    """Return the login of a URL as the options ``user`` and ``password``, or ``token``; empty if it has none.
+
+    It is percent-encoded as in other URLs, though nats-py sends what stands there.
+    """
+    if parts.username is None:
+        return {}
+    name = unquote(parts.username)
+    return {"token": name} if parts.password is None else {"user": name, "password": unquote(parts.password)}
+
+
 def with_login_of(urls: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of ``nats.connect`` with the login of the URLs, if these have one and the options none.
 
@@ -43,17 +54,11 @@ def with_login_of(urls: Iterable[str], options: Mapping[str, Any]) -> dict[str, 
         >>> with_login_of(["nats://app:secret@n1", "nats://n2"], {"name": "a"})
         {'user': 'app', 'password': 'secret', 'name': 'a'}
     """
-    parts = [urlsplit(url if "://" in url else f"nats://{url}") for url in urls]
-    # Percent-encoded as in other URLs, though nats-py sends what stands there.
-    logins = {
-        (unquote(one.username), None if one.password is None else unquote(one.password))
-        for one in parts
-        if one.username is not None
-    }
-    if len(logins) != 1 or not _LOGINS.isdisjoint(options):
+    found = (login_in(urlsplit(url if "://" in url else f"nats://{url}")) for url in urls)
+    logins = [login for login in found if login]
+    if not logins or logins != logins[:1] * len(logins) or not _LOGINS.isdisjoint(options):
         return dict(options)
-    [(user, password)] = logins
-    return {**({"token": user} if password is None else {"user": user, "password": password}), **options}
+    return {**logins[0], **options}
 
 
 def is_refused_login(error: object) -> bool:
