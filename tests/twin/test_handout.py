@@ -7,7 +7,7 @@ import gc
 import weakref
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,21 +15,10 @@ from hypothesis import strategies as st
 
 from liftenvelope._native import _fasthandout
 from liftenvelope.errors import UsageTypeError
-from tests.fuzz.targets.handout import TARGETS
+from tests.fuzz.targets.handout import TARGETS, Handed
 from tests.twin import readable
 
 TWINS = pytest.mark.parametrize("twin", [readable.handout, _fasthandout], ids=["python", "cython"])
-
-
-class Handed(NamedTuple):
-    """A message as the user gets it."""
-
-    topic: str
-    partition: int
-    offset: int
-    data: bytes
-    message: Any
-    generation: int
 
 
 class Member:

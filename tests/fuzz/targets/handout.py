@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tests.fuzz.target import Chunks, Exact, Target, option
 
-__all__ = ["TARGETS"]
+__all__ = ["TARGETS", "Handed"]
 
 PARTITIONS = 3
 
