@@ -114,7 +114,7 @@ class PipelineConfig:
             return self.access
         try:
             return replace(self.access, tls=client_context(*self.tls_files))
-        except (OSError, ValueError) as exc:
+        except OSError as exc:
             given = ", ".join(repr(without_secrets(path)) for path in self.tls_files if path is not None)
             text = f"{', '.join(_TLS_FILES)} must be PEM files that belong together, got {given}: {exc}"
             raise UsageError(text) from exc

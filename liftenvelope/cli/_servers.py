@@ -199,7 +199,7 @@ class CommandServers:
             return None
         try:
             return client_context(context.ca or None, context.cert or None, context.key or None)
-        except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
+        except OSError as exc:
             text = f"ca, cert and key of context {context.name!r} must be PEM files that can be read: {exc}"
             raise UsageError(text) from exc
 

@@ -330,7 +330,8 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
             FencedError: The partition is not assigned to this member.
             UsageError: The offset is negative, or 2**63 or larger.
         """
-        offset, key = as_count("offset", offset, 0, MAX_INT64), _key(stream, partition)
+        offset = as_count("offset", offset, 0, MAX_INT64)
+        key = _key(stream, partition)
         self._seek(key, offset)
         self._in_hand = [held for held in self._in_hand if held[0].key != key]
 
