@@ -8,6 +8,7 @@ No Python object is created per message. The GIL is released while a piece of in
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport INT64_MAX
 from libc.stdlib cimport calloc, free, malloc
 
 from _cursor cimport *
@@ -737,7 +738,7 @@ cdef class StoredRows(_Messages):
         # Offsets can go back if a server was killed between writing its log and its index: the last messages
         # got no ack, and later messages reuse their offsets.
         self.close_gap(row.offset)
-        self.next_offset = max(self.next_offset, row.offset + 1)
+        self.next_offset = max(self.next_offset, min(row.offset, INT64_MAX - 1) + 1)
         row.subject, row.value = row.fields.subject, row.fields.value
         row.has_fields = row.stored = True
         row.end = p + n

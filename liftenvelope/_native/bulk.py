@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
+from liftenvelope._checks import MAX_INT64
 from liftenvelope._native.batch import TextBuffers, text_buffers, validity_bits
 from liftenvelope._native.calls import (
     BROKEN,
@@ -409,7 +410,7 @@ class StoredRows(MessageReader, _Reader):
             return DONE
         self._begun = True
         self._close_gap(message.offset)
-        self.next_offset = max(self.next_offset, message.offset + 1)
+        self.next_offset = max(self.next_offset, min(message.offset, MAX_INT64 - 1) + 1)
         headers = {name.encode(): value for name, value in message.headers.items()}
         subject = message.subject.encode()
         row = _Row(message.offset, message.timestamp_ns, subject, message.value, headers, message)

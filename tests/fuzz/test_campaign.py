@@ -1,6 +1,6 @@
 """Proof that the campaign finds faults, by a short slice of it and by planted ones.
 
-`make fuzz` runs these tests after 100,000 inputs per target; `make soak` has ten million.
+`make fuzz` runs these tests after 100,000 inputs per target, the same each time; `make soak` has ten million new ones.
 """
 
 from __future__ import annotations

@@ -410,6 +410,13 @@ class TestStoredRows:
         data = grpc(b"") + b"".join(grpc(stored(i)) for i in (1, 2, 3, 4, 3, 4, 5, 6))
         assert run_stored(twin, data, [], (9, 999), 2, 6)[-1][:4] == (6, 2, 5, [])
 
+    def test_the_largest_offset_has_no_next_one(self, twin: Any) -> None:
+        last = 2**63 - 1
+        data = grpc(b"") + b"".join(grpc(stored(i)) for i in (4, last, last))
+        log = run_stored(twin, data, [], (9, 999), 4, -1)
+        assert log[-1][:4] == (3, 4, last, [(5, last)])
+        assert log[0][1] == last
+
     def test_payloads_behind_a_full_batch_wait(self, twin: Any) -> None:
         reader = twin.StoredRows(ALL, 2, 999, 1000, bytearray)
         reader.follow(0, -1)
