@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope.payload._formats import BadValue
@@ -39,13 +40,18 @@ def columns_of(
     An object is bad if a field does not fit its type: nothing is cast, except integers to floats that hold
     them exactly. Fields that the schema does not have are ignored, and missing ones are null.
     """
-    bad: dict[int, str] = {index: str(row) for index, row in enumerate(rows) if isinstance(row, Fault)}
-    # A look at each row for each field would take as long as all the rest.
-    found_rows = [{} if isinstance(row, Fault) else row for row in rows] if bad else rows
+    bad: dict[int, str] = {}
+    found_rows: Sequence[Any] = rows
+    if Fault in set(map(type, rows)):  # a look at each row for each field would take as long as all the rest
+        bad = {index: str(row) for index, row in enumerate(rows) if isinstance(row, Fault)}
+        found_rows = [{} if isinstance(row, Fault) else row for row in rows]
     arrays: list[pa.Array] = []
     for field in schema:
         name = field.name
-        values = [row.get(name) for row in found_rows]  # type: ignore[union-attr] # no fault is left
+        try:
+            values = list(map(itemgetter(name), found_rows))
+        except KeyError:
+            values = [row.get(name) for row in found_rows]
         array = _whole(values, field.type)
         if array is None:
             array = _checked(values, field, bad)

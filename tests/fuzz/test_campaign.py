@@ -1,6 +1,7 @@
 """Proof that the campaign finds faults, by a short slice of it and by planted ones.
 
-`make fuzz` runs these tests after 100,000 inputs per target, the same each time; `make soak` has ten million new ones.
+`make fuzz` runs these tests after 100,000 inputs per target, the same each time; `make soak` has ten million
+new ones.
 """
 
 from __future__ import annotations
