@@ -130,6 +130,11 @@ class ConsumerReader:
             await asyncio.wait([self._task])
 
     @property
+    def waiting(self) -> int:
+        """Number of messages that were read and not handed out."""
+        return len(self._messages)
+
+    @property
     def paused(self) -> bool:
         """True while the partition returns no messages at the user's request."""
         return self._paused

@@ -29,6 +29,10 @@ __all__ = ["ConsumerShell", "ShellReader", "cancel", "stop"]
 class ShellReader(Protocol):
     """Reader of one assigned partition, as far as the shell uses it."""
 
+    @property
+    def waiting(self) -> int:
+        """Number of messages that were read and not handed out."""
+
     def start(self, on_done: Callable[[asyncio.Task[None]], None], /) -> None:
         """Start reading. ``on_done`` is called when the read task ends."""
 
@@ -95,6 +99,11 @@ class ConsumerShell(ABC, Generic[KeyT, MemberT, ReaderT, MessageT]):
     def assignment(self) -> frozenset[KeyT]:
         """Partitions that this member reads now."""
         return frozenset(self._readers)
+
+    @property
+    def buffered(self) -> int:
+        """Number of messages of these partitions that were received and not handed out."""
+        return sum(reader.waiting for reader in list(self._readers.values()))
 
     # Protocol of a subclass
 

@@ -114,6 +114,11 @@ class PartitionReader:
         self.buffer.is_paused = value
         self._tell()
 
+    @property
+    def waiting(self) -> int:
+        """Number of messages that were read and not handed out."""
+        return self.buffer.waiting
+
     def _tell(self) -> None:
         if self.buffer.can_give:
             self._on_ready(self)

@@ -41,9 +41,8 @@ _LINES: Final[Mapping[type, tuple[int, str]]] = {
     LeadershipChanged: (logging.INFO, "%(consumer)s: another server leads the consumer, pulling again"),
     ServerShutdown: (logging.INFO, "%(consumer)s: the server is shutting down"),
     NoResponders: (logging.WARNING, "%(consumer)s: nothing answers a pull, pulling again later"),
-    # The connection has a line of its own where the owner of the connection logs it.
-    Disconnected: (logging.INFO, "%(consumer)s: the connection is lost, pulling again when it is back"),
-    Reconnected: (logging.INFO, "%(consumer)s: the connection is back, pulling again"),
+    Disconnected: (logging.WARNING, "%(consumer)s: the connection is lost, pulling again when it is back"),
+    Reconnected: (logging.WARNING, "%(consumer)s: the connection is back, pulling again"),
     Pinned: (logging.INFO, "%(consumer)s: pinned with %(pin_id)s"),
     Unpinned: (logging.INFO, "%(consumer)s: lost the pin %(pin_id)s"),
     PinNotReleased: (

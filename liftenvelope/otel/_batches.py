@@ -44,7 +44,7 @@ def _publish_batch(telemetry: Telemetry, original: Callable[..., Any]) -> Callab
         own = {name: _repeatable(column) for name, column in {"values": values, **columns}.items()}
         count = len(own["values"]) if hasattr(own["values"], "__len__") else 0
         if self.inbox is not None:
-            outstanding.watch(self.inbox)
+            outstanding.watch(self.inbox, "ack_inbox")
         scene = telemetry.scene(names.PUBLISH, self.subject, nc=self.nc)
         started = telemetry.start(scene, {names.BATCH_COUNT: count})
         fields = telemetry.options.propagation.fields(started.context)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from liftenvelope.jetstream import Consumption, Messages
-from liftenvelope.otel._watched import Watched
+from liftenvelope.otel._watched import Sums
 
 __all__ = ["Buffered"]
 
 
-class Buffered(Watched):
-    """Iterations, consumptions and subscriptions, and what they have buffered."""
+class Buffered(Sums):
+    """Iterations, consumptions, subscriptions and members of groups, and what they have buffered."""
 
     metric = "liftenvelope.consumer.buffered"
     unit = "{message}"
     description = "Messages that were received and not handed to the application yet."
     attribute = "liftenvelope.reader"
-
-    def _kind_of(self, owner: Any) -> str:
-        return "jetstream" if isinstance(owner, Messages | Consumption) else "liftbridge"
 
     def _figure_of(self, owner: Any) -> int:
         return int(owner.buffered)

@@ -51,7 +51,7 @@ def patch_client(patches: Patches, telemetry: Telemetry) -> None:
 
 def _opened(original: Callable[..., Any]) -> Callable[..., Any]:
     async def open(self: Any) -> Any:  # noqa: A001 - the name of the method
-        reconnects.watch(self)
+        reconnects.watch(self, "liftbridge")
         return await original(self)
 
     return open
@@ -59,10 +59,9 @@ def _opened(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **options: Any) -> Any:
-        reconnects.watch(self)
+        reconnects.watch(self, "liftbridge")
         made = original(self, *args, **options)
-        if hasattr(made, "buffered"):  # a member of a group does not tell
-            buffered.watch(made)
+        buffered.watch(made, "liftbridge")
         return made
 
     return call
@@ -72,7 +71,7 @@ def _publish(telemetry: Telemetry, original: Callable[..., Any]) -> Callable[...
     async def publish(self: Any, to: str, value: Any, *, headers: Any = None, **options: Any) -> Any:
         if not (telemetry.applies and isinstance(to, str)):
             return await original(self, to, value, headers=headers, **options)
-        reconnects.watch(self)
+        reconnects.watch(self, "liftbridge")
         one = Publish(telemetry, telemetry.scene(names.PUBLISH, to), value, headers, str.encode)
         ack = await one.call_async(partial(original, self, to, value, **options))
         one.end(ack)
@@ -85,8 +84,8 @@ def _publish_async(telemetry: Telemetry, original: Callable[..., Any]) -> Callab
     async def publish_async(self: Any, to: str, value: Any, *, headers: Any = None, **options: Any) -> Any:
         if not (telemetry.applies and isinstance(to, str)):
             return await original(self, to, value, headers=headers, **options)
-        reconnects.watch(self)
-        outstanding.watch(self)
+        reconnects.watch(self, "liftbridge")
+        outstanding.watch(self, "liftbridge")
         one = Publish(telemetry, telemetry.scene(names.PUBLISH, to), value, headers, str.encode)
         future = await one.call_async(partial(original, self, to, value, **options))
         one.end_with(future)
@@ -100,8 +99,8 @@ def _publish_many(telemetry: Telemetry, original: Callable[..., Any]) -> Callabl
         is_source = isinstance(messages, Iterable | AsyncIterable)
         if not (telemetry.applies and is_source) or isinstance(messages, str | bytes | bytearray | Mapping):
             return original(self, stream, messages, **options)
-        reconnects.watch(self)
-        outstanding.watch(self)
+        reconnects.watch(self, "liftbridge")
+        outstanding.watch(self, "liftbridge")
         run = _ManyPublish(telemetry, stream, context_api.get_current())
         source = _AsyncItems(run, messages) if isinstance(messages, AsyncIterable) else _Items(run, messages)
         many = original(self, stream, source, **options)

@@ -18,6 +18,7 @@ from liftenvelope.otel._buffered import buffered
 from liftenvelope.otel._bulk import observe_bulk, unobserve_bulk
 from liftenvelope.otel._client import patch_client
 from liftenvelope.otel._destinations import Destinations, default_template
+from liftenvelope.otel._member_lag import member_lag
 from liftenvelope.otel._outstanding import outstanding
 from liftenvelope.otel._patches import Patches
 from liftenvelope.otel._propagation import Propagation
@@ -42,7 +43,7 @@ _PARTS: Final[tuple[Callable[[Patches, Telemetry], None], ...]] = (
 
 
 #: Observable metrics.
-_FIGURES: Final = (buffered, outstanding, reconnects)
+_FIGURES: Final = (buffered, member_lag, outstanding, reconnects)
 
 #: Methods that are replaced now.
 _patches: Final = Patches()

@@ -148,7 +148,7 @@ def _publish_nowait(telemetry: Telemetry, original: Callable[..., Any]) -> Calla
     ) -> Any:
         if not (telemetry.applies and isinstance(subject, str)):
             return original(self, subject, value, headers=headers, **options)
-        outstanding.watch(self)
+        outstanding.watch(self, "ack_inbox")
         scene = telemetry.scene(names.PUBLISH, subject, nc=self.nc)
         publish = Publish(telemetry, scene, value, headers, str.encode)
         future = publish.call(partial(original, self, subject, value, **options))
@@ -179,7 +179,7 @@ def _publish_jetstream(telemetry: Telemetry, original: Callable[..., Any]) -> Ca
     ) -> Any:
         if not (telemetry.applies and isinstance(subject, str)) or subject.startswith(_RESERVED):
             return await original(self, subject, payload, headers=headers, **options)
-        outstanding.watch(self)
+        outstanding.watch(self, "jetstream")
         scene = telemetry.scene(names.PUBLISH, subject, nc=self.api.nc)
         publish = Publish(telemetry, scene, payload, headers)
         future = await publish.call_async(partial(original, self, subject, payload, **options))

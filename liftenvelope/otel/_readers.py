@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope.envelope import Message as EnvelopeMessage
 from liftenvelope.otel import _conventions as names
+from liftenvelope.otel._buffered import buffered
+from liftenvelope.otel._member_lag import member_lag
 from liftenvelope.otel._reconnects import reconnects
 from liftenvelope.otel._telemetry import internal
 
@@ -49,7 +51,13 @@ def patch_groups(patches: Patches, telemetry: Telemetry) -> None:
 
     _patch_reader(patches, telemetry, GroupConsumer)
     patches.replace(GroupConsumer, "__aiter__", lambda _: lambda self: self)  # so that __anext__ is called
-    patches.replace(GroupConsumer, "open", partial(_internally, lambda member: reconnects.watch(member.nc)))
+    patches.replace(GroupConsumer, "open", partial(_internally, _watch_member))
+
+
+def _watch_member(member: Any) -> None:
+    reconnects.watch(member.nc, "nats")
+    buffered.watch(member, "group")
+    member_lag.watch(member, "group")
 
 
 def _patch_reader(patches: Patches, telemetry: Telemetry, kind: type) -> None:
@@ -126,3 +134,5 @@ def _record(telemetry: Telemetry, reader: Any, messages: Sequence[Any], at_ns: i
         if not destination.startswith(_RESERVED):
             scene = telemetry.scene(names.RECEIVE, destination, group=getattr(reader, "group", ""))
             telemetry.received(scene, some, at_ns)
+            if not isinstance(some[0], EnvelopeMessage):
+                member_lag.note(reader, telemetry.options.destinations.find(destination).label, some)

@@ -89,7 +89,7 @@ def _next(telemetry: Telemetry, original: Callable[..., Any]) -> Callable[..., A
 def _messages(origins: WeakKeyDictionary[Any, _Origin], original: Callable[..., Any]) -> Callable[..., Any]:
     def messages(self: Any, **options: Any) -> Any:
         made = original(self, **options)
-        buffered.watch(made)
+        buffered.watch(made, "jetstream")
         origins[made] = _origin_of(self)
         return made
 
@@ -116,7 +116,7 @@ def _consume(telemetry: Telemetry, original: Callable[..., Any]) -> Callable[...
             origin = _origin_of(self)
             handler = traced_handler(telemetry, handler, origin.group, origin.nc)
         made = await original(self, handler, **options)
-        buffered.watch(made)
+        buffered.watch(made, "jetstream")
         return made
 
     return consume

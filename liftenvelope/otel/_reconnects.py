@@ -9,12 +9,12 @@ from weakref import WeakKeyDictionary
 
 from nats.aio.client import Client as NatsClient
 
-from liftenvelope.otel._watched import Watched
+from liftenvelope.otel._watched import Sums
 
 __all__ = ["Reconnects"]
 
 
-class Reconnects(Watched):
+class Reconnects(Sums):
     """NATS connections and Liftbridge clients, and how often they have reconnected since they are watched.
 
     The objects count by themselves. The differences between two readings are added up, so that the sum does
@@ -25,30 +25,27 @@ class Reconnects(Watched):
     unit = "{reconnect}"
     description = "Connections that were made in place of a lost one."
     attribute = "liftenvelope.connection"
-    is_counter = True
+    create = "create_observable_counter"
 
     def __init__(self) -> None:
         super().__init__()
         self._read: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._totals: Counter[str] = Counter()
 
-    def watch(self, owner: Any) -> None:
+    def watch(self, owner: Any, kind: str) -> None:
         """Include an object. What it counted before does not count."""
         if owner not in self._owners:
             with self._lock:
                 self._read[owner] = self._figure_of(owner)
-                self._owners.add(owner)
+                self._owners[owner] = kind
 
-    def _sums(self, owners: list[Any]) -> Mapping[str, int]:
+    def _sums(self, owners: list[tuple[Any, str]]) -> Mapping[str, int]:
         with self._lock:
-            for owner in owners:
+            for owner, kind in owners:
                 now = self._figure_of(owner)
-                self._totals[self._kind_of(owner)] += now - self._read.get(owner, now)
+                self._totals[kind] += now - self._read.get(owner, now)
                 self._read[owner] = now
             return dict(self._totals)
-
-    def _kind_of(self, owner: Any) -> str:
-        return "nats" if isinstance(owner, NatsClient) else "liftbridge"
 
     def _figure_of(self, owner: Any) -> int:
         return int(owner.stats["reconnects"] if isinstance(owner, NatsClient) else owner.reconnects)

@@ -29,6 +29,7 @@ from liftenvelope.otel import _conventions as names
 from liftenvelope.otel._buffered import buffered
 from liftenvelope.otel._conventions import Operation
 from liftenvelope.otel._destinations import Destinations
+from liftenvelope.otel._member_lag import member_lag
 from liftenvelope.otel._outstanding import outstanding
 from liftenvelope.otel._propagation import Propagation
 from liftenvelope.otel._reconnects import reconnects
@@ -151,7 +152,7 @@ class Telemetry:
             nc: The nats-py connection.
         """
         if nc is not None:
-            reconnects.watch(nc)
+            reconnects.watch(nc, "nats")
         server = _server_of(None if nc is None else nc.connected_url)
         key = (operation, destination, group, server)
         found = self._scenes.get(key)
@@ -337,7 +338,7 @@ class _Instruments:
 
     def __init__(self, provider: MeterProvider | None) -> None:
         meter = metrics.get_meter(_SCOPE, __version__, provider, names.SCHEMA_URL)
-        for figures in (buffered, outstanding, reconnects):
+        for figures in (buffered, member_lag, outstanding, reconnects):
             figures.register(meter, provider)
         self.duration = meter.create_histogram(
             "messaging.client.operation.duration",

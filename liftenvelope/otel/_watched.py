@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from opentelemetry.metrics import CallbackOptions, Observation
 
@@ -17,19 +17,18 @@ from liftenvelope.otel import _conventions as names
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter, MeterProvider
 
-__all__ = ["Watched"]
+__all__ = ["Sums", "Watched"]
 
 
 class Watched(ABC):
-    """Objects of the process, as long as they live, and the sums of a figure of them, by their kinds.
+    """Objects of the process, as long as they live, and what an observable metric says about them.
 
     The exporter's thread reads while other threads work. An SDK keeps the first callback of an instrument,
     so one object serves all calls of ``instrument``.
 
     Attributes:
         metric, unit, description: Definition of the metric.
-        attribute: Name of the attribute with the kind of the objects.
-        is_counter: True if the figure only grows.
+        create: Method of a meter that creates the metric.
         provider: Provider whose exporters get the figures.
         is_on: True while the process is instrumented.
     """
@@ -37,26 +36,24 @@ class Watched(ABC):
     metric: ClassVar[str]
     unit: ClassVar[str]
     description: ClassVar[str]
-    attribute: ClassVar[str]
-    is_counter: ClassVar[bool] = False
+    create: ClassVar[str] = "create_observable_up_down_counter"
 
     def __init__(self) -> None:
         self.provider: MeterProvider | None = None
         self.is_on = False
-        self._owners: WeakSet[Any] = WeakSet()
+        #: Kinds of the objects.
+        self._owners: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def watch(self, owner: Any) -> None:
-        """Include an object."""
+    def watch(self, owner: Any, kind: str) -> None:
+        """Include an object, as one of a kind."""
         if owner not in self._owners:
             with self._lock:
-                self._owners.add(owner)
+                self._owners[owner] = kind
 
     def register(self, meter: Meter, provider: MeterProvider | None) -> None:
         """Create the metric. It has no figures before :meth:`switch_on`."""
-        create = (
-            meter.create_observable_counter if self.is_counter else meter.create_observable_up_down_counter
-        )
+        create = getattr(meter, self.create)
         create(self.metric, [partial(self._observe, provider)], unit=self.unit, description=self.description)
 
     def switch_on(self, provider: MeterProvider | None) -> None:
@@ -67,22 +64,33 @@ class Watched(ABC):
         if not (self.is_on and provider is self.provider):
             return ()
         with self._lock:
-            owners = list(self._owners)
-        return [
-            Observation(count, {names.SYSTEM: names.NATS, self.attribute: kind})
-            for kind, count in self._sums(owners).items()
-        ]
-
-    def _sums(self, owners: list[Any]) -> Mapping[str, int]:
-        """Return the sums of the figures of these objects, by kind."""
-        sums: Counter[str] = Counter()
-        for owner in owners:
-            sums[self._kind_of(owner)] += self._figure_of(owner)
-        return sums
+            owners = list(self._owners.items())
+        return list(self._observations(owners))
 
     @abstractmethod
-    def _kind_of(self, owner: Any) -> str:
-        """Return the kind of an object."""
+    def _observations(self, owners: list[tuple[Any, str]]) -> Iterable[Observation]:
+        """Yield what to say about these objects, each with its kind."""
+
+
+class Sums(Watched):
+    """Objects, and the sums of a figure of them, by their kinds.
+
+    Attributes:
+        attribute: Name of the attribute with the kind of the objects.
+    """
+
+    attribute: ClassVar[str]
+
+    def _observations(self, owners: list[tuple[Any, str]]) -> Iterable[Observation]:
+        for kind, count in self._sums(owners).items():
+            yield Observation(count, {names.SYSTEM: names.NATS, self.attribute: kind})
+
+    def _sums(self, owners: list[tuple[Any, str]]) -> Mapping[str, int]:
+        """Return the sums of the figures of these objects, by kind."""
+        sums: Counter[str] = Counter()
+        for owner, kind in owners:
+            sums[kind] += self._figure_of(owner)
+        return sums
 
     @abstractmethod
     def _figure_of(self, owner: Any) -> int:

@@ -1,0 +1,97 @@
+"""Metrics of members of groups: what they have buffered, and what their partitions have left."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from nats.aio.client import Client
+
+import liftenvelope
+from liftenvelope.group import Coordinator, GroupConsumer, JetStreamTopic, LiftbridgeTopic
+from liftenvelope.jetstream import JetStream, StreamConfig
+from liftenvelope.testing import GatewayCluster
+from tests.integration.conftest import until
+
+from .recording import Recording
+
+LAG = "liftenvelope.group.lag"
+BUFFERED = "liftenvelope.consumer.buffered"
+
+
+@pytest.fixture
+async def topic(js_nc: Client, name: str) -> AsyncIterator[JetStreamTopic]:
+    """A topic with 5 messages in partition 0, and 3 in partition 1."""
+    async with JetStream(js_nc) as js:
+        await js.create_stream(StreamConfig(name=name, subjects=(f"{name}.*",)))
+        for partition, count in enumerate((5, 3)):
+            for _ in range(count):
+                await js.publish(f"{name}.{partition}")
+    async with Coordinator(js_nc):
+        yield JetStreamTopic.of_stream(name, [f"{name}.0", f"{name}.1"])
+
+
+def left(recording: Recording, group: str, topic: str) -> dict[int, int]:
+    """Return the lag of each partition, after a look at the other attributes."""
+    found = {}
+    for attributes, value in recording.points(LAG):
+        partition = str(attributes["messaging.destination.partition.id"])
+        assert attributes == {
+            "messaging.system": "nats",
+            "messaging.consumer.group.name": group,
+            "messaging.destination.name": topic,
+            "messaging.destination.partition.id": partition,
+        }
+        found[int(partition)] = value
+    return found
+
+
+async def test_lag_is_that_of_the_partitions_of_a_member(
+    js_nc: Client, recording: Recording, name: str, topic: JetStreamTopic
+) -> None:
+    async with GroupConsumer(js_nc, name, topic, auto_offset="earliest", timeout=60) as member:
+        assert recording.points(LAG) == []
+        first = await anext(member)
+        assert left(recording, name, name) == {first.partition: 4 if first.partition == 0 else 2}
+        taken = 1
+        async for messages in member.batches():
+            taken += len(messages)
+            if taken == 8:
+                break
+        assert left(recording, name, name) == {0: 0, 1: 0}
+    assert recording.points(LAG) == []
+
+
+async def test_buffered_messages_of_a_member_are_observed(
+    js_nc: Client, recording: Recording, name: str, topic: JetStreamTopic
+) -> None:
+    async with GroupConsumer(js_nc, name, topic, auto_offset="earliest", timeout=60) as member:
+        await until(lambda: member.buffered == 8)
+        assert recording.points(BUFFERED) == [
+            ({"messaging.system": "nats", "liftenvelope.reader": "group"}, 8)
+        ]
+        await anext(member)
+        assert recording.total(BUFFERED) == 7
+    assert recording.total(BUFFERED) == 0
+
+
+async def test_liftbridge_tells_no_lag(
+    gateway_server: GatewayCluster, js_nc: Client, recording: Recording, name: str
+) -> None:
+    async with liftenvelope.connect(gateway_server.addresses) as client:
+        await client.create_stream(name, name)
+        await client.publish(name, b"1")
+        await client.publish(name, b"2")
+        async with client.consumer(name, [name], auto_offset="earliest") as consumer:
+            await anext(consumer)
+            await until(lambda: consumer.buffered == 1)
+            assert recording.total(BUFFERED, liftenvelope_reader="liftbridge") == 1
+        topic = LiftbridgeTopic(client, name, 1)
+        async with (
+            Coordinator(js_nc),
+            GroupConsumer(js_nc, name, topic, auto_offset="earliest", timeout=60) as member,
+        ):
+            await anext(member)
+            await until(lambda: member.buffered == 1)
+            assert recording.total(BUFFERED, liftenvelope_reader="group") == 1
+        assert recording.points(LAG) == []
