@@ -86,7 +86,9 @@ class Lane:
         if self._wake is None or self._wake.done():
             return  # the writer is running, or there is no call
         call = self._call
-        if call is not None and call.is_idle and not self._closing:
+        if call is not None and self._closing:
+            call.cancel()  # no message is in flight, and Liftbridge may take 5 s to end a half-closed call
+        elif call is not None and call.is_idle:
             # Saves the first messages the turn of the event loop that the writer needs to start.
             call.send_soon(self._take())
         if self.flight.has_waiting:

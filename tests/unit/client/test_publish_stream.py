@@ -1,0 +1,37 @@
+"""Publish streams on a broker that is scripted: it ends a half-closed stream late, or never."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.envelope import Ack
+from liftenvelope.rpc.server import ServerCall
+from tests.unit.scripted_broker import client_of, scripted
+
+pytestmark = pytest.mark.usefixtures("loop_errors")
+
+
+async def test_message_for_a_half_closed_stream_goes_on_a_new_one() -> None:
+    # Liftbridge 1.9.0 keeps a half-closed stream for 5 s while an ack is missing.
+    half_closed = asyncio.Event()
+
+    async def publish_async(call: ServerCall) -> None:
+        async for data in call:
+            request = api_pb2.PublishRequest.FromString(data)
+            ack = api_pb2.Ack(stream=request.stream, correlationId=request.correlationId)
+            answer = api_pb2.PublishResponse(correlationId=request.correlationId, ack=ack)
+            await call.send([answer.SerializeToString()])
+        half_closed.set()
+        await asyncio.Event().wait()
+
+    async with scripted() as (broker,):
+        broker.log()
+        broker.server.handlers["/proto.API/PublishAsync"] = publish_async
+        async with client_of([broker], keep_alive_time=0.1, ack_wait=10.0) as client:
+            for _ in range(3):
+                assert isinstance(await client.publish("foo", b"v"), Ack)
+                await half_closed.wait()
+                half_closed.clear()
