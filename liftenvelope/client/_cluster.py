@@ -145,9 +145,10 @@ class Cluster:
         return await channel.unary(f"/proto.API/{method}", request, timeout=deadline.left)
 
     async def any_broker(self, failed: Sequence[str], deadline: Deadline) -> str:  # noqa: ARG002
-        """Route a call to any broker; brokers that just failed are used last."""
+        """Route a call to any broker; brokers that just failed or could not be reached are used last."""
         known = self.addresses()
         fresh = [address for address in known if address not in failed[-(len(known) - 1) :]] or known
+        fresh = [address for address in fresh if not self.connections.is_avoided(address)] or fresh
         brokers = [broker for broker in self._brokers.values() if broker.address in fresh]
         if not brokers:
             return random.choice(fresh)
@@ -363,13 +364,19 @@ class Cluster:
     async def replica_address(
         self, stream: str, partition: int, deadline: Deadline, *, refresh: bool = False
     ) -> str:
-        """Return the address of an in-sync replica, chosen by ``broker_selection``; else the leader's."""
+        """Return the address of an in-sync replica, chosen by ``broker_selection``; else the leader's.
+
+        Replicas that could not be reached a short time ago are used last: they stay in sync for a while.
+        """
         found = await self.stream(stream, deadline, refresh=refresh)
         info = found.partitions.get(partition)
         brokers = [self._brokers[name] for name in (info.isr if info else ()) if name in self._brokers]
         if not brokers:
             return await self.leader_address(stream, partition, deadline, refresh=refresh)
-        return choose_broker(self.options.broker_selection, brokers, self.connections.latency).address
+        reached = [broker for broker in brokers if not self.connections.is_avoided(broker.address)]
+        return choose_broker(
+            self.options.broker_selection, reached or brokers, self.connections.latency
+        ).address
 
     async def broker_address(self, broker_id: str, deadline: Deadline) -> str:
         """Return the address of a broker.

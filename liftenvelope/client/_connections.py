@@ -6,10 +6,12 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from liftenvelope._deadlines import Deadline
 from liftenvelope.client.options import server_name_of
-from liftenvelope.errors import TransportError, UsageError
+from liftenvelope.consumers.locks import holding
+from liftenvelope.errors import CallTimeoutError, TransportError, UsageError
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import CallNotProcessedError
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from liftenvelope.client.options import Options
 
 __all__ = ["Connections"]
+
+#: Seconds for which an address is avoided after it could not be reached.
+_AVOIDED: Final = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -40,8 +45,8 @@ class Connections:
     """Pool of up to ``max_conns_per_broker`` connections to each address.
 
     A call gets a connection without open calls if one is free or may still be made, because data for one call
-    can delay the answer to another call on the same connection. If the pool is full, the connection with the
-    fewest open calls is shared.
+    can delay the answer to another call on the same connection. If the pool is full, or no further connection
+    could be made a short time ago, the connection with the fewest open calls is shared.
 
     Attributes:
         reconnects: Connections that were made in place of one that was lost.
@@ -52,6 +57,8 @@ class Connections:
         self._pool: dict[str, list[_Pooled]] = {}
         self._making: dict[str, asyncio.Lock] = {}
         self._latencies: dict[str, float] = {}
+        #: Loop time until which each address is avoided.
+        self._avoided: dict[str, float] = {}
         #: Lost connections without a successor, by address.
         self._lost: Counter[str] = Counter()
         self.reconnects = 0
@@ -71,13 +78,9 @@ class Connections:
         """
         if (free := self._free(address)) is not None:
             return free
-        limit = self._options.connect_timeout if timeout is None else timeout
-        try:
-            # The limit includes the wait for the lock: callers connect one at a time.
-            async with asyncio.timeout(limit), self._making.setdefault(address, asyncio.Lock()):
-                await self._make_room(address, timeout)
-        except TimeoutError as exc:
-            raise CallNotProcessedError(f"{address}: no connection within {limit:.3g} s") from exc
+        if not self.is_avoided(address) or not self._usable(address):
+            limit = self._options.connect_timeout if timeout is None else timeout
+            await self._connect_in(Deadline(limit), address)
         pooled = self._usable(address)
         if self._closed or not pooled:
             raise CallNotProcessedError(
@@ -88,6 +91,10 @@ class Connections:
     def latency(self, address: str) -> float | None:
         """Return the shortest connection time to an address in seconds; None before the first connection."""
         return self._latencies.get(address)
+
+    def is_avoided(self, address: str) -> bool:
+        """Return True if a connection to an address failed in the last 5 seconds: prefer other brokers."""
+        return self._avoided.get(address, 0.0) > asyncio.get_running_loop().time()
 
     async def close(self) -> None:
         """Close every connection. Open calls end with TransportError. Closing twice has no effect."""
@@ -101,28 +108,45 @@ class Connections:
         while self._closing:
             await asyncio.wait(self._closing)  # unlike gather(), it does not cancel the tasks if cancelled
 
-    async def _make_room(self, address: str, timeout: float | None) -> None:
+    async def _connect_in(self, deadline: Deadline, address: str) -> None:
+        """Make room for a call. Callers connect one at a time, and the deadline includes the wait."""
+        text = f"{address}: no connection within {deadline.timeout:.3g} s"
+        try:
+            async with holding(self._making.setdefault(address, asyncio.Lock()), deadline, text):
+                await self._make_room(address, deadline.left)
+        except CallTimeoutError as exc:
+            if not self._usable(address):
+                raise CallNotProcessedError(str(exc)) from exc
+
+    async def _make_room(self, address: str, timeout: float) -> None:
         """Connect, unless the pool is full or a connection has become free."""
         pooled = self._usable(address)
         if len(pooled) >= self._options.max_conns_per_broker or self._free(address) is not None:
             return
+        if pooled and self.is_avoided(address):
+            return
         try:
             await self._connect(address, timeout)
         except (TransportError, UsageError) as exc:  # UsageError: a broker advertises an invalid address
+            self._avoid(address)
             if not self._usable(address):
                 raise CallNotProcessedError(str(exc)) from exc
 
-    async def _connect(self, address: str, timeout: float | None) -> None:
+    def _avoid(self, address: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self._avoided = {one: until for one, until in self._avoided.items() if until > now}
+        self._avoided[address] = now + _AVOIDED
+
+    async def _connect(self, address: str, timeout: float) -> None:
         if self._closed:
             return
         options = self._options
-        limit = options.connect_timeout if timeout is None else min(timeout, options.connect_timeout)
         begun = perf_counter()
         channel = await Channel.connect(
             options.reachable(address),
             tls=options.context,
             server_name=server_name_of(options.tls_server_name, address),
-            connect_timeout=max(limit, 0.001),
+            connect_timeout=min(timeout, options.connect_timeout),
             keepalive=options.ping_interval,
             max_message=options.max_message_bytes,
             max_header_list=options.max_header_bytes,
@@ -130,6 +154,7 @@ class Connections:
         )
         taken = perf_counter() - begun
         self._latencies[address] = min(taken, self._latencies.get(address, taken))
+        self._avoided.pop(address, None)
         self._keep(address, channel)
 
     def _keep(self, address: str, channel: Channel) -> None:

@@ -1142,7 +1142,8 @@ def connect_blocking(
             message.
         broker_selection: Strategy to choose among several brokers that can answer: ``"random"``,
             ``"latency"`` (shortest connection time), ``"workload"`` (fewest partitions), or a function from a
-            sequence of :class:`BrokerInfo` to one of these.
+            sequence of :class:`BrokerInfo` to one of these. Brokers that could not be reached in the last 5
+            seconds are left out, if there are others.
         address_map: Mapping from an advertised address to the address to connect to, for networks in which
             the advertised address is not reachable.
         on_event: Called with every :data:`ClientEvent`, in the thread of the event loop. A blocking client

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 import liftenvelope
 from liftenvelope._deadlines import Deadline
 from liftenvelope.client import _cluster as cluster_module
+from liftenvelope.client import _connections as connections_module
 from liftenvelope.client._events import MetadataRefreshed
 from liftenvelope.client.client import Client
+from liftenvelope.client.metadata import BrokerInfo
 from liftenvelope.client.retries import Retry
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -25,7 +28,7 @@ from liftenvelope.errors import (
     UsageTypeError,
 )
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
-from tests.unit.scripted_broker import ScriptedBroker, client_of, scripted, stall, until
+from tests.unit.scripted_broker import ScriptedBroker, client_of, read, scripted, stall, until
 
 pytestmark = pytest.mark.usefixtures("loop_errors")
 
@@ -35,6 +38,10 @@ NOT_LEADER = RpcError(StatusCode.FAILED_PRECONDITION, "Server not partition lead
 EXISTS = RpcError(StatusCode.ALREADY_EXISTS, "stream already exists")
 DENIED = RpcError(StatusCode.UNKNOWN, "The client is not authorized to call FetchMetadata on resource *")
 MISSING = RpcError(StatusCode.NOT_FOUND, "stream does not exist")
+
+
+def first_by_id(known: Sequence[BrokerInfo]) -> BrokerInfo:
+    return min(known, key=lambda one: one.id)
 
 
 async def make_call(client: Client, method: str, timeout: float = 30.0) -> bytes | None:
@@ -480,7 +487,39 @@ class TestSelection:
     async def test_failed_brokers_are_selected_last(self) -> None:
         async with scripted(2) as brokers:
             brokers[0].always("DeleteStream", UNAVAILABLE)
-            assert await self.asked(brokers, lambda known: min(known, key=lambda one: one.id), 3) == [3, 3]
+            assert await self.asked(brokers, first_by_id, 3) == [3, 3]
+
+    @pytest.mark.parametrize("selection", ["latency", "workload", first_by_id])
+    async def test_unreachable_brokers_are_selected_last(
+        self, selection: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(connections_module, "_AVOIDED", 600.0)
+        tried: list[str] = []
+        async with scripted(2) as brokers:
+            brokers[1].partition_count = 1
+            await brokers[0].server.close()
+            async with client_of(brokers[1:], broker_selection=selection) as client:
+                connections = client._context.cluster.connections
+                connect = connections._connect
+
+                async def noted(address: str, timeout: float) -> None:
+                    tried.append(address)
+                    await connect(address, timeout)
+
+                connections._connect = noted  # type: ignore[method-assign]
+                for _ in range(5):
+                    await make_call(client, "DeleteStream")
+        assert brokers[1].calls["DeleteStream"] == 5
+        assert tried.count(brokers[0].address) == 1
+
+    @pytest.mark.parametrize("selection", ["latency", "workload"])
+    async def test_replica_that_is_unreachable_is_read_last(self, selection: str) -> None:
+        async with scripted(2) as (leader, dead):
+            leader.log(0, 1, 2)
+            leader.isr, leader.partition_count = [leader.id, dead.id], 1
+            await dead.server.close()
+            async with client_of([leader], broker_selection=selection, timeout=10.0) as client:
+                assert await read(client, start=0, stop=2, read_isr_replica=True) == [0, 1, 2]
 
 
 class TestAddresses:

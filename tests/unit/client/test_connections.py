@@ -11,6 +11,7 @@ import pytest
 
 from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
+from liftenvelope.client import _connections as connections_module
 from liftenvelope.client._connections import Connections
 from liftenvelope.client.options import Options
 from liftenvelope.errors import TransportError
@@ -196,6 +197,32 @@ class TestFailure:
             assert len(broker.server.links) == 1
             go_on.set()
             await asyncio.gather(first, second)
+            await connections.close()
+
+    async def test_connection_is_shared_if_no_further_one_can_be_made(
+        self, black_hole: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(connections_module, "_AVOIDED", 600.0)
+        async with scripted() as (broker,):
+            go_on = pause_all(broker)
+            mapped = {"broker.invalid:9292": broker.address}
+            connections = pool(connect_timeout=0.2, address_map=mapped)
+            calls = [asyncio.create_task(call(connections, "broker.invalid:9292"))]
+            await until(lambda: broker.calls["FetchMetadata"] == 1)
+            connections._options.address_map["broker.invalid:9292"] = black_hole  # type: ignore[index]
+            tried: list[str] = []
+            connect = connections._connect
+
+            async def noted(address: str, timeout: float) -> None:
+                tried.append(address)
+                await connect(address, timeout)
+
+            connections._connect = noted  # type: ignore[method-assign]
+            calls += [asyncio.create_task(call(connections, "broker.invalid:9292")) for _ in range(5)]
+            await until(lambda: broker.calls["FetchMetadata"] == 6)
+            assert len(tried) == 1  # the others did not each wait for it in vain
+            go_on.set()
+            await asyncio.gather(*calls)
             await connections.close()
 
 
