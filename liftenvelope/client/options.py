@@ -116,9 +116,14 @@ def check_server_names(
     return {_address("tls_server_name", one): check_server_name(name) for one, name in names.items()}
 
 
-def server_name_of(names: str | Mapping[str, str] | None, address: str) -> str | None:
-    """Return the name that the certificate at an address must carry; None for the host of the address."""
-    return names.get(address) if isinstance(names, Mapping) else names
+def server_name_of(names: str | Mapping[str, str] | None, address: str) -> str:
+    """Return the name that the certificate at an advertised address must carry: its host, unless named.
+
+    Raises:
+        UsageError: The address is invalid.
+    """
+    given = names.get(address) if isinstance(names, Mapping) else names
+    return given or parse_address(address).host
 
 
 @dataclass(frozen=True, kw_only=True)

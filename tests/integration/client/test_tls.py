@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,3 +126,25 @@ async def test_another_server_name_than_that_of_the_certificate(
             named.addresses, tls=trusting(ca), tls_server_name=names, timeout=5.0
         ):
             pytest.fail("a server of another name was believed")
+
+
+async def test_advertised_host_is_verified_if_the_address_is_mapped(
+    ca: trustme.CA, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pem = tmp_path_factory.mktemp("mapped") / "server.pem"
+    ca.issue_cert(NAME).private_key_and_cert_chain_pem.write_to_path(pem)
+    careless = trusting(ca)
+    careless.check_hostname = False
+    config = {"tls.key": str(pem), "tls.cert": str(pem), "host": NAME}  # advertised with port 9292
+    with run_liftbridge(config=config, tls=careless) as cluster:
+        advertised = f"{NAME}:9292"
+        mapped = {advertised: cluster.addresses[0]}
+        async with liftenvelope.connect(advertised, tls=trusting(ca), address_map=mapped) as client:
+            await client.create_stream("mapped", "mapped")
+            assert await client.publish("mapped", b"x") is not None
+            assert (await client.fetch_metadata()).addresses == (advertised,)
+        access = Access(tls=trusting(ca), address_map=mapped)
+        table = await asyncio.to_thread(
+            lambda: bulk.read(f"liftbridge://{advertised}", "mapped", access=access).read_all()
+        )
+        assert table.num_rows == 1
