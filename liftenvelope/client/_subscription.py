@@ -17,14 +17,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope._deadlines import Deadline
-from liftenvelope.client._ahead import SecondLook, start_after
 from liftenvelope.client._async_start_lookup import AsyncStartLookup
-from liftenvelope.client._events import (
-    StoppedAtHighWatermark,
-    SubscriptionLost,
-    SubscriptionResumed,
-)
+from liftenvelope.client._events import SubscriptionLost, SubscriptionResumed
 from liftenvelope.client._message_reader import MessageReader
+from liftenvelope.client._read_start import ReadStart
 from liftenvelope.client._subscribe_call import open_call
 from liftenvelope.client.failures import call_error, partition_paused
 from liftenvelope.client.partition_read import PartitionRead, Verdict
@@ -48,18 +44,14 @@ from liftenvelope.rpc.status import RpcError
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from liftenvelope.client._ahead import SecondLook
     from liftenvelope.client._cursors import Cursors
     from liftenvelope.client._streams import Streams
     from liftenvelope.client.core import ClientContext
-    from liftenvelope.client.metadata import PartitionInfo
     from liftenvelope.rpc.aio import Call
 
 __all__ = ["Subscription"]
 
-# Polls to wait for the newest message to commit, and the seconds before each. Counted in answers, not in
-# seconds, because a stalled server neither commits nor answers.
-_COMMIT_ANSWERS: Final = 30
-_COMMIT_POLL: Final = 0.05
 # Seconds to check the partition for lost messages after a resubscription; less if the partition was closed.
 _CHECK_TIMEOUT: Final = 3.0
 _CLOSED_CHECK_TIMEOUT: Final = 0.5
@@ -106,9 +98,8 @@ class Subscription(MessageReader):
         self._cluster = context.cluster
         self._options = context.options
         self._streams = streams
-        self._cursors = cursors
         self._read = read
-        self._second_look = second_look
+        self._start = ReadStart(context, streams, cursors, read, second_look)
         self._resume = resume
         self._call: Call | None = None
         self._came: list[bytes] = []
@@ -173,7 +164,7 @@ class Subscription(MessageReader):
         self._context.open_resources.add(self)
         try:
             deadline = self._context.deadline(None)
-            await self._begin(deadline)
+            await self._start.begin(deadline, self._probe)
             if not self._read.finished:
                 await self._subscribe(deadline)
             if self.closed:
@@ -199,60 +190,10 @@ class Subscription(MessageReader):
             finally:
                 self._drop_call()
 
-    # Start
-
-    async def _begin(self, deadline: Deadline) -> None:
-        read, start = self._read, self._read.start
-        found: int | None = None
-        if start.cursor is not None:
-            found = await self._cursors.fetch_cursor(start.cursor.id, self.stream, self.partition)
-        info = await self._info(deadline) if read.needs_info else None
-        if start.cursor is not None:
-            assert info is not None
-            info = await self._second_look.newest(
-                info, found, lambda: self._fetch_info(deadline), lambda: deadline.left
-            )
-            start, ahead = start_after(self.stream, start.cursor, found, info)
-            if ahead is not None:
-                self._options.notify(ahead)
-        if info is not None and read.ends_at_newest:
-            info = await self._committed(info, deadline)
-        first = None
-        if start.at is At.TIME and info is not None:
-            first = await self._lookup(deadline).at_time(start.number, info.newest_offset)
-        read.begin(start, info, first)
-
-    def _lookup(self, deadline: Deadline) -> AsyncStartLookup:
-        return AsyncStartLookup(self._cluster, self.stream, self.partition, deadline)
-
-    async def _info(self, deadline: Deadline) -> PartitionInfo:
-        stream = await self._cluster.stream(self.stream, deadline, refresh=True)
-        known = stream.partitions.get(self.partition)
-        if known is not None and known.paused:
-            # A paused partition has no leader to ask, and servers may never clear the flag. A subscription
-            # shows whether the partition still is paused.
-            probe = PartitionRead(self.stream, self.partition, StartAt(At.NEW), None)
-            await self._subscribe(deadline, probe)
-            self._drop_call()
-        return await self._fetch_info(deadline)
-
-    async def _fetch_info(self, deadline: Deadline) -> PartitionInfo:
-        fetch = self._streams.fetch_partition_metadata
-        return await fetch(self.stream, self.partition, timeout=deadline.left)
-
-    async def _committed(self, info: PartitionInfo, deadline: Deadline) -> PartitionInfo:
-        """Wait until the message that is the newest now is committed; emit an event if that fails."""
-        newest = info.newest_offset
-        for _ in range(_COMMIT_ANSWERS):
-            if info.high_watermark >= newest or deadline.is_over:
-                break
-            await asyncio.sleep(min(_COMMIT_POLL, deadline.left))
-            info = await self._fetch_info(deadline)
-        if info.high_watermark < newest:
-            self._options.notify(
-                StoppedAtHighWatermark(self.stream, self.partition, info.high_watermark, newest)
-            )
-        return info
+    async def _probe(self, deadline: Deadline) -> None:
+        """Make a call, which wakes the partition or shows that it is paused."""
+        await self._subscribe(deadline, PartitionRead(self.stream, self.partition, StartAt(At.NEW), None))
+        self._drop_call()
 
     # Calls
 
@@ -378,7 +319,8 @@ class Subscription(MessageReader):
         info = await self._streams.fetch_partition_metadata(self.stream, self.partition)
         if last is None or info.newest_offset < last:
             return False  # the message at the stop is not published yet
-        return await self._lookup(deadline).is_empty(last, info.newest_offset)
+        lookup = AsyncStartLookup(self._cluster, self.stream, self.partition, deadline)
+        return await lookup.is_empty(last, info.newest_offset)
 
     async def _do(self, work: Coroutine[None, None, None]) -> None:
         self._work = asyncio.create_task(work)

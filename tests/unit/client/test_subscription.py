@@ -10,7 +10,7 @@ import pytest
 from liftenvelope._pb import api_pb2
 from liftenvelope.client import _ahead
 from liftenvelope.client import _cluster as cluster_module
-from liftenvelope.client import _subscription as subscription_module
+from liftenvelope.client import _read_start as read_start_module
 from liftenvelope.client._events import (
     CursorAheadOfStream,
     StoppedAtHighWatermark,
@@ -107,7 +107,7 @@ class TestReading:
         assert seen == [None]
 
     async def test_the_high_watermark_is_where_the_latest_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(subscription_module, "_COMMIT_ANSWERS", 2)
+        monkeypatch.setattr(read_start_module, "_COMMIT_ANSWERS", 2)
         events: list[Any] = []
         async with scripted() as (broker,):
             broker.log(*range(6), high_watermark=3)
@@ -129,7 +129,7 @@ class TestReading:
         assert not [event for event in events if isinstance(event, StoppedAtHighWatermark)]
 
     async def test_nothing_visible_ends_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(subscription_module, "_COMMIT_ANSWERS", 1)
+        monkeypatch.setattr(read_start_module, "_COMMIT_ANSWERS", 1)
         events: list[Any] = []
         async with scripted() as (broker,):
             broker.log(*range(6), high_watermark=-1)
