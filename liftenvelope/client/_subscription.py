@@ -114,6 +114,8 @@ class Subscription(MessageReader):
         # Set if a GO_ON verdict came since the last message.
         self._went_on = False
         self._opened = False
+        # Set once open() has made the first call.
+        self._begun = False
         # Set until the first messages of a call with an end: if none are left, the server is silent.
         self._may_be_empty = False
         # Offset of the first message that close() dropped.
@@ -167,6 +169,7 @@ class Subscription(MessageReader):
             await self._start.begin(deadline, self._probe)
             if not self._read.finished:
                 await self._subscribe(deadline)
+            self._begun = True
             if self.closed:
                 raise TransportError(f"{self._read.name}: the subscription was closed while it was opened")
         except BaseException:
@@ -198,7 +201,10 @@ class Subscription(MessageReader):
     # Calls
 
     async def _subscribe(self, deadline: Deadline, read: PartitionRead | None = None) -> None:
-        """Make a call and wait for its handshake; retry it where another broker or a pause may help."""
+        """Make a call and wait for its handshake; retry it where another broker or a pause may help.
+
+        If the broker is lost after the read has begun, the read continues as after any loss.
+        """
         attempt = 0
         while True:
             try:
@@ -208,6 +214,9 @@ class Subscription(MessageReader):
                 if verdict is Verdict.FINISHED:
                     self._read.finished = read is None
                     return
+                if verdict is Verdict.LOST and self._begun:
+                    await self._resubscribe(exc, closed=False)
+                    return
                 late = attempt < _LATE_ATTEMPTS and await self._may_pass(verdict, deadline)
                 again = late or (verdict is Verdict.LOST and fate_of(exc) is not Fate.REFUSED)
                 if deadline.is_over or self.closed or not again:
@@ -216,6 +225,11 @@ class Subscription(MessageReader):
                 await asyncio.sleep(deadline.pause_before(attempt))
                 if deadline.is_over:
                     raise self._to_raise(verdict, exc) from exc
+            except (CallTimeoutError, NotLeaderError) as exc:  # of the search for the leader
+                if not self._begun:
+                    raise
+                await self._resubscribe(exc, closed=False)
+                return
             else:
                 return
 
@@ -346,12 +360,11 @@ class Subscription(MessageReader):
         elif isinstance(verdict, LiftEnvelopeError):
             raise verdict from error
         else:
-            await self._resubscribe(closed=verdict is Verdict.CLOSED)
+            await self._resubscribe(self._lost, closed=verdict is Verdict.CLOSED)
 
-    async def _resubscribe(self, *, closed: bool) -> None:
+    async def _resubscribe(self, error: LiftEnvelopeError, *, closed: bool) -> None:
         """Continue the read as soon as a broker serves it, for up to ``resubscribe_wait`` seconds."""
         read, wait = self._read, self._options.resubscribe_wait
-        error: LiftEnvelopeError = self._lost
         self._options.notify(SubscriptionLost(self.stream, self.partition, read.next_offset, error))
         deadline = self._regaining_until(wait)
         # A closed partition is tried at least once, without waking it, to find out why it was closed.

@@ -52,6 +52,8 @@ pytestmark = pytest.mark.usefixtures("loop_errors")
 
 #: Retention closes a segment before it takes it off the list.
 CLOSED = RpcError(StatusCode.INTERNAL, "Failed to create stream reader: segment has been closed")
+CLEANED = RpcError(StatusCode.UNKNOWN, "segment has been closed")
+NOT_LEADER = RpcError(StatusCode.FAILED_PRECONDITION, "Server not partition leader")
 #: Sent by the gateway for a call that it stops serving. Liftbridge 1.9.0 closes the connection instead.
 CANCELLED = RpcError(StatusCode.CANCELLED, "the server stopped serving the call")
 
@@ -465,6 +467,29 @@ class TestLoss:
                 old.drop()
                 assert await offsets(reader, 2) == [3, 4]
             assert starts(new) == [3]
+
+    @pytest.mark.parametrize("reverse", [False, True])
+    async def test_leader_that_is_lost_while_the_read_makes_its_next_call(self, reverse: bool) -> None:
+        # The next call after a segment was removed, and the second one of a reverse read.
+        events: list[Any] = []
+        async with scripted(2) as (broker, later):
+            broker.log(0, 1)
+            later.streams = broker.streams
+            if not reverse:
+                broker.next("Subscribe", answers(HANDSHAKE, message(0), error=CLEANED))
+            options: dict[str, Any] = {"timeout": 3.0, "resubscribe_wait": 60.0, "events": events}
+            async with (
+                client_of([broker, later], **options) as client,
+                client.subscribe("foo", start=int(reverse), reverse=reverse) as reader,
+            ):
+                broker.always("Subscribe", NOT_LEADER)
+                broker.streams["foo"] = [""]  # an election
+                assert await offsets(reader, 1) == [int(reverse)]
+                reading = asyncio.create_task(offsets(reader, 1))
+                await until(lambda: reading.done() or any(type(one) is SubscriptionLost for one in events))
+                later.log(0, 1)
+                broker.streams["foo"] = [later.id]
+                assert await reading == [int(not reverse)]
 
     async def test_a_handler_that_fails_does_not_end_the_read(self) -> None:
         class BrokenError(Exception):
