@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope.client._events import CursorAheadOfStream
-from liftenvelope.client.positions import At, StartAt, parse_start
+from liftenvelope.client.positions import At, StartAt, offset_after, parse_start
 
 if TYPE_CHECKING:
     from liftenvelope.client.metadata import PartitionInfo
@@ -75,10 +75,13 @@ def start_after(
         cursor: The cursor.
         offset: The stored offset; None if it was never set.
         info: Metadata of the partition.
+
+    Raises:
+        ServerProtocolError: The partition claims to have the largest offset, and the cursor is there.
     """
     if offset is None:
         return parse_start(cursor.default, 0), None
     if offset <= info.newest_offset:
-        return StartAt(At.OFFSET, offset + 1), None
+        return StartAt(At.OFFSET, offset_after(offset, f"{stream}[{info.id}]")), None
     event = CursorAheadOfStream(stream, info.id, cursor.id, offset, info.newest_offset, cursor.default)
     return parse_start(cursor.default, 0), event

@@ -93,10 +93,13 @@ class ReverseRead(PartitionRead):
 
         Raises:
             RpcError: A payload is not a message.
+            ServerProtocolError: An offset is negative.
             UnsupportedByServerError: The offsets ascend: the server can't read backwards.
         """
-        messages = zip(payloads, read_messages(payloads), strict=True)
-        return [payload for payload, message in messages if self._is_wanted(message)]
+        messages = read_messages(payloads)
+        self._check_lowest(min(message.offset for message in messages))
+        pairs = zip(payloads, messages, strict=True)
+        return [payload for payload, message in pairs if self._is_wanted(message)]
 
     def _is_wanted(self, message: Message) -> bool:
         assert self.next_offset is not None

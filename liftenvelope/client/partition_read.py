@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from liftenvelope import _native
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.failures import call_error, is_denial
-from liftenvelope.client.positions import At, StartAt, StopAt
+from liftenvelope.client.positions import At, StartAt, StopAt, offset_after
 from liftenvelope.client.retries import Fate, fate_of
 from liftenvelope.errors import (
     EnvelopeError,
@@ -165,6 +165,9 @@ class PartitionRead:
             info: State of the partition; required if :attr:`needs_info` is true.
             first: For a start by time, the offset of the first message at or after that time, None if
                 unknown.
+
+        Raises:
+            ServerProtocolError: The newest offset is the largest one, so that no new message can follow.
         """
         self.start = start
         if start.at is At.OFFSET:
@@ -176,7 +179,7 @@ class PartitionRead:
         # The high watermark, not the newest offset: a new leader may not have uncommitted messages.
         self.reached, self._counted = info.high_watermark, info.newest_offset
         if start.at is At.NEW:
-            self.next_offset = info.newest_offset + 1
+            self.next_offset = offset_after(info.newest_offset, self.name)
         elif start.at is At.LATEST:
             self.next_offset = max(info.newest_offset, 0)
         if self.ends_at_newest:
@@ -232,12 +235,12 @@ class PartitionRead:
 
         Raises:
             RpcError: A payload is not a message.
-            ServerProtocolError: An offset is negative.
+            ServerProtocolError: An offset is negative, or the largest one, after which a read can't continue.
         """
         first, last = read_messages([payloads[0], payloads[-1]])
-        if min(first.offset, last.offset) < 0:
-            text = f"offsets must be 0 or more, got {first.offset} to {last.offset}"
-            raise ServerProtocolError(f"{self.name}: {text}")
+        self._check_lowest(min(first.offset, last.offset))
+        # Not of the last alone: if a server sends offsets again, the read must not go back to them.
+        after = offset_after(max(first.offset, last.offset), self.name)
         if self.next_offset is not None and first.offset < self.next_offset:
             # The server moves a start beyond the high watermark back to it (liftbridge commitlog/reader.go).
             payloads = self._from(payloads, self.next_offset)
@@ -248,11 +251,14 @@ class PartitionRead:
             payloads = self._cut(payloads)
             self.finished = True
         if payloads or self.next_offset is not None:
-            # Not the last alone: if a server sends offsets again, the read must not go back to them.
-            self.next_offset = max(self.next_offset or 0, first.offset + 1, last.offset + 1)
+            self.next_offset = max(self.next_offset or 0, after)
         self.reached = max(self.reached or 0, last.offset)
         self._has_read = True
         return payloads
+
+    def _check_lowest(self, offset: int) -> None:
+        if offset < 0:
+            raise ServerProtocolError(f"{self.name}: offsets must be 0 or more, got {offset}")
 
     def _from(self, payloads: list[bytes], offset: int) -> list[bytes]:
         messages = zip(payloads, read_messages(payloads), strict=True)

@@ -8,9 +8,11 @@ from enum import Enum
 from typing import TypeAlias
 
 from liftenvelope._checks import as_choice, as_count
-from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.errors import ServerProtocolError, UsageError, UsageTypeError
 
-__all__ = ["Cursor", "Start", "StartAt", "Stop", "StopAt", "Timestamp", "parse_start", "parse_stop"]
+__all__ = [
+    "Cursor", "Start", "StartAt", "Stop", "StopAt", "Timestamp", "offset_after", "parse_start", "parse_stop",
+]  # fmt: skip
 
 _LARGEST = 2**63 - 1
 
@@ -108,6 +110,21 @@ def _nanoseconds(name: str, moment: datetime | Timestamp) -> int:
 
 def _offset(name: str, offset: int) -> int:
     return as_count(name, offset, 0, _LARGEST)
+
+
+def offset_after(offset: int, about: str) -> int:
+    """Return the offset after the one of a message, where a read continues.
+
+    Args:
+        offset: Offset that a server sent.
+        about: Stream and partition, for the text of errors.
+
+    Raises:
+        ServerProtocolError: No offset follows: the given one is the largest of 64 bits.
+    """
+    if offset >= _LARGEST:
+        raise ServerProtocolError(f"{about}: offsets must be at most {_LARGEST - 1}, got {offset}")
+    return offset + 1
 
 
 def parse_start(start: Start, now_ns: int, *, name: str = "start") -> StartAt:

@@ -26,6 +26,7 @@ from liftenvelope import _native
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.failures import call_error, is_denial, resolved_start
 from liftenvelope.client.partition_read import is_worth_another_look, was_stopped
+from liftenvelope.client.positions import offset_after
 from liftenvelope.errors import EnvelopeError, ServerProtocolError, TransportError
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -221,13 +222,13 @@ class StartLookup:
         The messages before ``low`` are older than the time, and those from ``high`` on are not. The first
         probe is the oldest message, because a log without messages answers every probe by seconds of silence.
         """
-        high, probe = newest + 1, low
+        high, probe = offset_after(newest, self._name), low
         while low < high:
             message = yield from self.peek(probe, newest)
             if message is None or message.timestamp_ns >= time_ns:
                 high = probe
             else:
-                low = message.offset + 1
+                low = offset_after(message.offset, self._name)
             probe = (low + high) // 2
         return low
 

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftenvelope._pb import api_pb2
+from liftenvelope.client._ahead import start_after
 from liftenvelope.client.metadata import PartitionInfo
 from liftenvelope.client.partition_read import GroupIdentity, PartitionRead, Verdict, read_messages
-from liftenvelope.client.positions import At, StartAt, StopAt
+from liftenvelope.client.positions import At, Cursor, StartAt, StopAt
 from liftenvelope.errors import (
     FencedError,
     NoSuchPartitionError,
@@ -27,7 +28,7 @@ from liftenvelope.errors import (
     TransportError,
 )
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
-from tests.unit.scripted_broker import message
+from tests.unit.scripted_broker import LARGEST, message
 
 REACHED = RpcError(StatusCode.RESOURCE_EXHAUSTED, "Stop offset reached")
 BEFORE = RpcError(StatusCode.INVALID_ARGUMENT, "Stop offset is before start offset: 3 < 4")
@@ -72,9 +73,29 @@ class Server:
 
 def test_negative_offsets_are_refused() -> None:
     read = PartitionRead("foo", 0, EARLIEST, None)
-    with pytest.raises(ServerProtocolError, match=r"must be 0 or more, got -2 to -1$"):
+    with pytest.raises(ServerProtocolError, match=r"must be 0 or more, got -2$"):
         read.accept([message(-2), message(-1)])
     assert read.next_offset is None
+
+
+def test_largest_offset_is_refused_because_no_read_can_continue_after_it() -> None:
+    read = PartitionRead("foo", 0, EARLIEST, None)
+    assert read.accept([message(0)]) == [message(0)]
+    for payloads in ([message(LARGEST, time_ns=1)], [message(1), message(LARGEST, time_ns=1)]):
+        with pytest.raises(ServerProtocolError, match=rf"must be at most {LARGEST - 1}, got {LARGEST}$"):
+            read.accept(payloads)
+    assert read.next_offset == 1
+    info = PartitionInfo(0, high_watermark=LARGEST, newest_offset=LARGEST)
+    with pytest.raises(ServerProtocolError, match=f"got {LARGEST}$"):
+        PartitionRead("foo", 0, NEW, None).begin(NEW, info)
+    with pytest.raises(ServerProtocolError, match=f"got {LARGEST}$"):
+        start_after("foo", Cursor("id"), LARGEST, info)
+
+
+def test_largest_offset_but_one_is_read() -> None:
+    read = PartitionRead("foo", 0, EARLIEST, None)
+    assert len(read.accept([message(LARGEST - 1, time_ns=1)])) == 1
+    assert read.request(resume=False).startOffset == LARGEST
 
 
 @pytest.mark.parametrize("offsets", [(0, 0, 0), (9, 8, 7), (3,)], ids=str)

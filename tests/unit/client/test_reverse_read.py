@@ -17,18 +17,37 @@ from liftenvelope.client.positions import At, StartAt, StopAt
 from liftenvelope.errors import (
     LiftEnvelopeError,
     PartitionPausedError,
+    ServerProtocolError,
     TransportError,
     UnsupportedByServerError,
     UsageError,
 )
 from liftenvelope.rpc.status import RpcError, StatusCode
-from tests.unit.scripted_broker import message
+from tests.unit.scripted_broker import LARGEST, message
 
 REACHED = RpcError(StatusCode.RESOURCE_EXHAUSTED, "Stop offset reached")
 READONLY = RpcError(StatusCode.RESOURCE_EXHAUSTED, "End of readonly partition")
 EOF = RpcError(StatusCode.UNKNOWN, "EOF")
 NOTHING = RpcError(StatusCode.INTERNAL, "segment not found")
 OFFSETS = st.sets(st.integers(0, 20), max_size=18).map(sorted)
+
+
+def test_negative_offsets_are_refused() -> None:
+    read = ReverseRead("foo", 0, StartAt(At.LATEST), None)
+    read.begin(StartAt(At.LATEST), PartitionInfo(0, high_watermark=5, newest_offset=5))
+    with pytest.raises(ServerProtocolError, match=r"must be 0 or more, got -1$"):
+        read.accept([message(5), message(-1)])
+
+
+def test_read_from_the_largest_offset_asks_for_offsets_that_exist() -> None:
+    read, start = ReverseRead("foo", 0, StartAt(At.LATEST), None), StartAt(At.LATEST)
+    read.begin(start, PartitionInfo(0, high_watermark=LARGEST, newest_offset=LARGEST))
+    request = read.request(resume=False)
+    assert (request.startOffset, request.stopOffset) == (LARGEST, LARGEST)
+    assert len(read.accept([message(LARGEST, time_ns=1)])) == 1
+    assert read.ended(REACHED) is Verdict.GO_ON
+    request = read.request(resume=False)
+    assert (request.startOffset, request.stopOffset) == (LARGEST - 1, LARGEST)
 
 
 def answer(

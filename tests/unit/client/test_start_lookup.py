@@ -23,7 +23,7 @@ from liftenvelope.client.start_lookup import (
 )
 from liftenvelope.errors import CallTimeoutError, PermissionDeniedError, ServerProtocolError, TransportError
 from liftenvelope.rpc.status import RpcError, StatusCode
-from tests.unit.scripted_broker import HANDSHAKE, message
+from tests.unit.scripted_broker import HANDSHAKE, LARGEST, message
 
 _T = TypeVar("_T")
 
@@ -241,12 +241,17 @@ class TestAtTime:
 
     def test_search_ends_if_the_server_sends_the_same_message_for_every_offset(self) -> None:
         class SameMessage(ModelLog):
+            sent = 0
+
             def _subscribe(self, request: api_pb2.SubscribeRequest) -> list[Answer | Exception]:
                 came = super()._subscribe(request)
-                return came if request.stopOffset == -2 else [HANDSHAKE, message(0, time_ns=1)]
+                return came if request.stopOffset == -2 else [HANDSHAKE, message(self.sent, time_ns=1)]
 
         log = SameMessage({0: 1}, 999, has_empty_segment=True)
         assert run(LOOKUP.at_time(5, 999), log)[0] == 1
+        log.sent = LARGEST
+        with pytest.raises(ServerProtocolError, match=rf"foo\[0\]: .* got {LARGEST}$"):
+            run(LOOKUP.at_time(5, 999), log)
 
 
 class TestIsEmpty:
