@@ -3,13 +3,8 @@
 The caller that does the I/O sends the bytes of :meth:`~Connection.data_to_send`, feeds the received bytes,
 and routes the events to their calls. h2 handles HTTP/2, with these exceptions:
 
-- Received DATA frames without flags bypass h2 (:mod:`liftenvelope._native.frames`), so they don't shrink
-  h2's receive windows. This module gives credit for them with its own WINDOW_UPDATE frames. The other DATA
-  frames are counted by h2, which gives credit when they are acknowledged. Invariant: the peer's window is the
-  announced size minus all frames plus both kinds of updates. h2 misses the bypassing frames and their
-  updates, and those updates never exceed those frames. So h2's window is never smaller than the peer's, and
-  h2 never reports a false flow control error. Each kind of update waits until half a window is due. Together
-  they hold back less than a window, so the peer never stalls. Send windows are h2's alone, also when
+- Received DATA frames without flags bypass h2 (:mod:`liftenvelope._native.frames`), and the receive windows
+  are counted by :mod:`liftenvelope.rpc._credit`. Send windows are h2's alone, also when
   SETTINGS_INITIAL_WINDOW_SIZE changes with calls open, as grpc-go does.
 - Sent DATA frames are built here, unless they end the stream: h2 takes about 40 us per frame, a third of a
   writer's time. Their bytes are subtracted from h2's send windows.
@@ -30,8 +25,8 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from liftenvelope import _native
 from liftenvelope.errors import TransportError
-from liftenvelope.rpc._budget import Budget
 from liftenvelope.rpc._calls import CallState, SendQueue
+from liftenvelope.rpc._credit import LARGEST_WINDOW, ReceiveCredit
 from liftenvelope.rpc._events import CallEnded, Event, MessagesReceived, Pong
 from liftenvelope.rpc._fields import FieldRules
 from liftenvelope.rpc._hpack import RememberingDecoder, RememberingEncoder
@@ -49,6 +44,7 @@ from liftenvelope.rpc.framing import message_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from liftenvelope.rpc._budget import Budget
     from liftenvelope.rpc._fields import Block
     from liftenvelope.rpc.status import RpcError
 
@@ -56,11 +52,6 @@ __all__ = ["DEFAULT_WINDOW", "PREFACE_SIZE", "Connection"]
 
 #: Bytes that the peer may send on one call before any of them are taken.
 DEFAULT_WINDOW: Final = 8 * 1024 * 1024
-# HTTP/2's maximum. The windows of the calls limit the peer. If the window of the connection did too, one
-# unread call could stall the others.
-_LARGEST_WINDOW: Final = 2**31 - 1
-_CONNECTION_WINDOW: Final = _LARGEST_WINDOW
-_INITIAL_CONNECTION_WINDOW: Final = 65_535
 _MAX_FRAME_SIZE: Final = 16_384  # HTTP/2's default; we announce no other
 #: Length of the client's connection preface, in bytes (RFC 9113, 3.4).
 PREFACE_SIZE: Final = 24
@@ -84,11 +75,6 @@ _MOST_ANSWERS: Final = 1000
 _MUTED: Final = 1024
 
 
-def window_update(stream_id: int, increment: int) -> bytes:
-    """Return a WINDOW_UPDATE frame (RFC 9113, 6.9)."""
-    return b"\0\0\x04\x08\0" + stream_id.to_bytes(4, "big") + increment.to_bytes(4, "big")
-
-
 class Connection:
     """Common base of :class:`ClientConnection` and :class:`ServerConnection`.
 
@@ -99,9 +85,6 @@ class Connection:
         window: Bytes that the peer may send on one call before any of them are released.
         unread: Counts the memory of bytes received and not yet released, over all connections that share it.
         max_header_list: Largest header list to accept, in bytes (RFC 9113, 6.5.2). None: 64 KiB.
-
-    Attributes:
-        unread: Memory in bytes of what was received on this connection and not yet released.
     """
 
     #: True if the last DATA frame carries END_STREAM. If not, :meth:`_finish` ends the stream.
@@ -118,9 +101,6 @@ class Connection:
         max_header_list: int | None = None,
     ) -> None:
         self._max_message = max_message
-        self._window = window
-        self._shared_unread = unread or Budget(0)
-        self.unread = 0
         #: First frame that the last feed left to the next one; the walker has the others.
         self._left = b""
         # Outgoing headers are checked or built here, already in h2's normal form. Incoming ones: _fields.
@@ -143,15 +123,14 @@ class Connection:
             settings[SettingCodes.MAX_HEADER_LIST_SIZE] = max_header_list
         self._h2.local_settings = Settings(client=client_side, initial_values=settings)
         self._h2.initiate_connection()
-        self._h2.increment_flow_control_window(_CONNECTION_WINDOW - _INITIAL_CONNECTION_WINDOW)
+        # Frames built here. They go before h2's own pending frames, because they refer to earlier events.
+        self._own_frames = bytearray()
+        self._credit = ReceiveCredit(self._h2, self._own_frames, window, unread)
         preface = 0 if client_side else PREFACE_SIZE
         self._walker = _native.frames.FrameWalker(_MAX_FRAME_SIZE, max_message, preface)
         self._calls: dict[int, CallState] = {}
         self._sending = SendQueue()
         self._muted: deque[int] = deque()
-        self._room_due = 0
-        # Frames built here. They go before h2's own pending frames, because they refer to earlier events.
-        self._own_frames = bytearray()
         # Bytes to send next, in order.
         self._outgoing = bytearray()
         self._answers = 0
@@ -168,6 +147,11 @@ class Connection:
     def failed(self) -> bool:
         """True if the connection has failed."""
         return self._failed
+
+    @property
+    def unread(self) -> int:
+        """Memory in bytes of what was received on this connection and not yet released."""
+        return self._credit.unread
 
     @property
     def open_calls(self) -> int:
@@ -202,22 +186,8 @@ class Connection:
         Without releases the peer stops when the window is full. Does nothing if the call has ended.
         """
         call = self._calls.get(call_id)
-        if call is None or self._failed:
-            return
-        self._count_unread(-call.release(size))
-        ahead = min(size, call.ahead)
-        call.ahead -= ahead
-        self._give_room_for(call_id, call, size - ahead)
-
-    def _give_room_for(self, call_id: int, call: CallState, size: int) -> None:
-        if via_h2 := min(size, call.via_h2):
-            call.via_h2 -= via_h2
-            self._h2.acknowledge_received_data(via_h2, call_id)
-        self._give_room(size - via_h2)
-        call.room_due += size - via_h2
-        if call.room_due >= self._window // 2 and not call.closed_there:
-            self._own_frames += window_update(call_id, call.room_due)
-            call.room_due = 0
+        if call is not None and not self._failed:
+            self._credit.release(call_id, call, size)
 
     def ping(self) -> None:
         """Send a PING. The answer is reported as a :class:`Pong` event."""
@@ -281,7 +251,7 @@ class Connection:
         ended = [CallEnded(call_id, TransportError(self._no_more_calls)) for call_id in self._calls]
         self._calls.clear()
         self._sending.clear()
-        self._count_unread(-self.unread)
+        self._credit.drop_all()
         return list[Event](ended)
 
     # Sending
@@ -331,46 +301,26 @@ class Connection:
         """Close our side of a call whose messages are all sent."""
         raise NotImplementedError
 
-    def _give_room(self, size: int) -> None:
-        """Give connection credit for bytes that bypassed h2."""
-        self._room_due += size
-        if self._room_due >= _CONNECTION_WINDOW // 2:
-            self._own_frames += window_update(0, self._room_due)
-            self._room_due = 0
-
     # Receiving
 
     def _data_taken(self, call_id: int, size: int, messages: list[bytes]) -> list[Event]:
         if (call := self._calls.get(call_id)) is not None:
             return self._deliver(call_id, call, size, messages)
-        self._give_room(size)
+        self._credit.ignored(size)
         return []
 
     def _deliver(self, call_id: int, call: CallState, size: int, messages: list[bytes]) -> list[Event]:
         events: list[Event] = []
-        self._receive(call, size)
+        self._credit.received(call, size)
         call.partial += size
         if messages or (size and call.sink is not None):
             events.append(MessagesReceived(call_id, messages, call.partial))
-            self._count_unread(call.hold(len(messages)))
-            call.partial = call.partial_ahead = 0
-        elif (due := call.partial - call.partial_ahead) >= self._window // 2:
-            # Without this credit, a message longer than the window would never complete.
-            call.partial_ahead += due
-            call.ahead += due
-            self._give_room_for(call_id, call, due)
+            self._credit.delivered(call, len(messages))
+        else:
+            self._credit.in_part(call_id, call)
         if call.cutter is not None and (error := message_error(call.cutter, self._max_message)) is not None:
             events += self._refuse(call_id, error)
         return events
-
-    def _receive(self, call: CallState, size: int) -> None:
-        """Count bytes received on a call as unread, until they are released or the call is removed."""
-        call.unreleased += size
-        self._count_unread(size)
-
-    def _count_unread(self, size: int) -> None:
-        self.unread += size
-        self._shared_unread.used += size
 
     def _refuse(self, call_id: int, error: RpcError) -> list[Event]:
         """End a call because of an invalid message."""
@@ -419,7 +369,7 @@ class Connection:
         if header == _ROOM_HEADER:
             increment = int.from_bytes(frame[9:], "big") & 0x7FFFFFFF
             room = self._h2.outbound_flow_control_window + increment
-            if increment and room <= _LARGEST_WINDOW:
+            if increment and room <= LARGEST_WINDOW:
                 self._h2.outbound_flow_control_window = room
                 return []
         return None
@@ -485,10 +435,7 @@ class Connection:
         self._sending.discard(call_id)
         if self._failed:
             return
-        self._count_unread(-call.unread)
-        if call.via_h2:
-            self._h2.acknowledge_received_data(call.via_h2, call_id)
-        self._give_room(call.unreleased - call.ahead - call.via_h2)
+        self._credit.forget(call_id, call)
         self._walker.close(call_id)
         if reset is not None:
             self._h2.reset_stream(call_id, reset)

@@ -299,7 +299,7 @@ class ServerConnection(Connection):
     def _deliver(self, call_id: int, call: CallState, size: int, messages: list[bytes]) -> list[Event]:
         if call.closing:
             # The status is already queued, so these messages are dropped.
-            self._receive(call, size)
+            self._credit.received(call, size)
             super().release(call_id, size)
             return []
         events = super()._deliver(call_id, call, size, messages)

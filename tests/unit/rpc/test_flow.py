@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc import _connection as connection_module
+from liftenvelope.rpc import _credit as credit_module
 from liftenvelope.rpc._client_side import ClientConnection
 from liftenvelope.rpc._events import CallEnded, HeadersReceived, MessagesReceived, Pong
 from liftenvelope.rpc.status import RpcError
@@ -151,7 +152,7 @@ def test_window_holds_back_a_server_whose_bytes_a_sink_took() -> None:
 def test_window_of_the_connection_is_given_back_by_every_way_a_call_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connection_module, "_CONNECTION_WINDOW", 100_000)
+    monkeypatch.setattr(credit_module, "_CONNECTION_WINDOW", 100_000)
     pair = Pair()
     for turn in range(200):
         call_id = pair.start()
