@@ -122,6 +122,13 @@ def as_count(name: str, value: Any, least: int = 1, most: int | None = None) -> 
     return number
 
 
+def as_flag(name: str, value: Any) -> bool:
+    """Check that a value is True or False; return it. Any text would count as True, ``"no"`` too."""
+    if not isinstance(value, bool):
+        raise UsageTypeError(f"{name} must be True or False, got {shown(value)}")
+    return value
+
+
 def is_encodable(text: str) -> bool:
     """Return True if UTF-8 can encode the text: it contains no lone surrogate."""
     if text.isascii():

@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable, Collection, Hashable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, overload
 
-from liftenvelope._checks import as_count, as_seconds
+from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope._deadlines import Deadline
 from liftenvelope.client._checkpoints import Checkpoints
 from liftenvelope.client._events import CheckpointFailed
 from liftenvelope.client.core import check_partition
 from liftenvelope.client.cursor_names import cursor_key
 from liftenvelope.consumers.locks import holding
+from liftenvelope.envelope import Message
 from liftenvelope.errors import LiftEnvelopeError, UsageError, UsageTypeError
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from liftenvelope.client._parts import ClientParts
     from liftenvelope.client.cursor_names import CursorName
-    from liftenvelope.envelope import Message
 
 __all__ = ["CheckpointWriter", "Checkpointer"]
 
@@ -258,7 +258,8 @@ class Checkpointer:
             offset: Offset of the message, if ``message`` is a partition number.
 
         Raises:
-            UsageError: The message is of another stream, or the checkpointer is not open.
+            UsageError: The message is of another stream, a number is out of range, or the checkpointer is not
+                open.
         """
         self._running().processed(*self._place(message, offset))
 
@@ -277,7 +278,8 @@ class Checkpointer:
             offset: Offset of the message, if ``message`` is a partition number.
 
         Raises:
-            UsageError: The message is of another stream, or the checkpointer is not open.
+            UsageError: The message is of another stream, a number is out of range, or the checkpointer is not
+                open.
         """
         self._running().checkpoints.delivered(*self._place(message, offset))
 
@@ -357,10 +359,11 @@ class Checkpointer:
         return self._writer
 
     def _place(self, message: Message | int, offset: int | None) -> tuple[int, int]:
-        if isinstance(message, int):
+        if not isinstance(message, Message):
+            partition = check_partition(message)
             if offset is None:
                 raise UsageTypeError("offset must be given with a partition, got None")
-            return message, offset
+            return partition, as_count("offset", offset, 0, MAX_INT64)
         if message.stream != self._stream:
             raise UsageError(f"message must be of stream {self._stream!r}, got one of {message.stream!r}")
         return message.partition, message.offset

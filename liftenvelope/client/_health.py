@@ -6,6 +6,7 @@ import asyncio
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
+from liftenvelope._checks import as_text
 from liftenvelope._native.protobuf import Reader, put_text
 from liftenvelope.errors import EnvelopeError, TransportError
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -82,6 +83,7 @@ class HealthChecks:
 
         Raises:
             TransportError: The client is closed.
+            UsageError: An argument is invalid.
 
         Example:
             >>> import asyncio, liftenvelope
@@ -93,7 +95,7 @@ class HealthChecks:
             ...     asyncio.run(main(cluster.addresses))
             [<HealthStatus.SERVING: 1>]
         """
-        deadline, request = self._context.deadline(timeout), _request(service)
+        deadline, request = self._context.deadline(timeout), _request(as_text("service", service))
         addresses = self._cluster.addresses()
         found = await asyncio.gather(*(self._health_of(one, request, deadline) for one in addresses))
         return dict(zip(addresses, found, strict=True))

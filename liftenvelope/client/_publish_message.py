@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from liftenvelope._checks import as_bytes, as_int64, as_optional_text, storable_headers
+from liftenvelope._checks import as_bytes, as_flag, as_int64, as_optional_text, storable_headers
 from liftenvelope.client.core import check_partition
 from liftenvelope.client.publish_checks import (
     check_ack_inbox,
@@ -52,6 +52,7 @@ class SingleMessage:
         self.expected_offset = as_int64("expected_offset", self.expected_offset)
         check_ack_inbox(self.ack_inbox)
         as_optional_text("correlation_id", self.correlation_id)
+        as_flag("retry_unacked", self.retry)
 
     @property
     def is_unary(self) -> bool:

@@ -10,6 +10,7 @@ from liftenvelope._checks import (
     as_bytes,
     as_count,
     as_optional_bytes,
+    as_optional_text,
     storable_headers,
 )
 from liftenvelope._deadlines import Deadline, ack_timeout
@@ -359,13 +360,15 @@ class Publisher:
             UsageError: An argument is invalid. Nothing was sent.
         """
         check_publish_subject(subject)
-        check_headers(headers)
+        copied = storable_headers(headers)
+        check_headers(copied)
+        as_optional_text("correlation_id", correlation_id)
         policy = as_request_policy("ack_policy", ack_policy)
         request = api_pb2.PublishToSubjectRequest(
             subject=subject,
             value=as_bytes("value", value),
             key=as_optional_bytes("key", key),
-            headers=storable_headers(headers),
+            headers=copied,
             ackPolicy=policy_of(policy),
             ackInbox=check_ack_inbox(ack_inbox),
             correlationId=self.streams.new_id(correlation_id),
@@ -404,7 +407,8 @@ class Publisher:
             return _BY_KEY
         if given == "round_robin":
             return self.streams.round_robin
-        if isinstance(given, str) or not (callable(given) or hasattr(given, "partition")):
+        # bytes have a method "partition", too
+        if isinstance(given, str | bytes) or not (callable(given) or hasattr(given, "partition")):
             problem = UsageError if isinstance(given, str) else UsageTypeError
             raise problem(f'partitioner must be "key", "round_robin" or a function, got {given!r}')
         return given if not callable(given) else CustomPartitioner(given)

@@ -11,6 +11,7 @@ from liftenvelope._checks import (
     MAX_INT32,
     MAX_INT64,
     as_count,
+    as_flag,
     as_seconds,
     as_text,
     check_settings,
@@ -348,7 +349,7 @@ class Streams:
         """
         numbers = check_partitions(partitions)
         request = api_pb2.PauseStreamRequest(
-            name=check_stream(name), partitions=numbers, resumeAll=resume_all
+            name=check_stream(name), partitions=numbers, resumeAll=as_flag("resume_all", resume_all)
         )
         about = f"stream {name!r}"
         await self._context.call(
@@ -381,7 +382,7 @@ class Streams:
         """
         numbers = check_partitions(partitions)
         request = api_pb2.SetStreamReadonlyRequest(
-            name=check_stream(name), partitions=numbers, readonly=readonly
+            name=check_stream(name), partitions=numbers, readonly=as_flag("readonly", readonly)
         )
         deadline, about = self._context.deadline(timeout), f"stream {name!r}"
         await self._context.call(

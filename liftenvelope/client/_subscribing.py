@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Literal
 
+from liftenvelope._checks import as_flag
 from liftenvelope.client._ahead import SecondLook
 from liftenvelope.client._merged import MergedSubscription
 from liftenvelope.client._reverse_read import ReverseRead, check_reverse
@@ -75,6 +76,12 @@ class Subscriptions:
     ) -> Subscription | MergedSubscription:
         """Check the arguments of :meth:`Client.subscribe` and make the subscription."""
         check_stream(stream)
+        for name, flag in (
+            ("read_isr_replica", read_isr_replica),
+            ("resume", resume),
+            ("reverse", reverse),
+        ):
+            as_flag(name, flag)
         now = time.time_ns()
         start_at = parse_start(("latest" if reverse else "new") if start is None else start, now)
         stop_at = parse_stop(stop, now)

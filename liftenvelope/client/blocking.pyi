@@ -882,6 +882,7 @@ class BlockingClient(Blocking):
 
         Raises:
             TransportError: The client is closed.
+            UsageError: An argument is invalid.
 
         Example:
             >>> import liftenvelope

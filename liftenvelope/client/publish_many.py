@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
-from liftenvelope._checks import as_bytes, as_choice, as_count
+from liftenvelope._checks import as_bytes, as_choice, as_count, as_flag
 from liftenvelope._deadlines import Deadline
 from liftenvelope.client._in_flight import Entry, Outcome
 from liftenvelope.client._publish_stream import MAX_WAITING_BYTES, Lane, PublishStreams
@@ -91,6 +91,7 @@ class Plan:
         if self.partition is not None:
             check_partition(self.partition)
         as_count("max_in_flight", self.max_in_flight)
+        as_flag("retry_unacked", self.retry_unacked)
 
 
 def _parts(item: Any) -> tuple[bytes | None, bytes, Mapping[str, Buffer] | None, int | None, int]:

@@ -13,6 +13,7 @@ import pytest
 from liftenvelope._checks import (
     as_choice,
     as_count,
+    as_flag,
     as_full_text,
     as_integer,
     as_seconds,
@@ -117,6 +118,18 @@ class TestCounts:
             with pytest.raises(UsageTypeError) as caught:
                 check("rows", value)
             assert str(caught.value) == f"rows must be an integer, got {value!r}"
+
+
+class TestFlag:
+    def test_flags_are_returned(self) -> None:
+        assert as_flag("resume", True) is True
+        assert as_flag("resume", False) is False
+
+    @pytest.mark.parametrize("value", [None, 0, 1, "", "no", "True", [], math.nan])
+    def test_other_values(self, value: Any) -> None:
+        with pytest.raises(UsageTypeError) as caught:
+            as_flag("resume", value)
+        assert str(caught.value) == f"resume must be True or False, got {value!r}"
 
 
 class TestTexts:

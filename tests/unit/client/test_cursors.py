@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -76,6 +77,27 @@ class TestArguments:
             client.checkpointer("a,b", "foo")
         with pytest.raises(UsageError, match="not open"):
             client.checkpointer("c", "foo").processed(0, 1)
+
+    @pytest.mark.parametrize("method", ["processed", "delivered"])
+    @pytest.mark.parametrize(
+        ("partition", "offset", "text"),
+        [
+            (-1, 5, "partition must be at least 0, got -1"),
+            (True, 5, "partition must be an integer, got True"),
+            ("0", 5, "partition must be an integer, got '0'"),
+            (0, None, "offset must be given with a partition, got None"),
+            (0, -1, "offset must be at least 0, got -1"),
+            (0, 2**63, rf"offset must be at most {2**63 - 1}, got {2**63}"),
+            (0, "5", "offset must be an integer, got '5'"),
+        ],
+    )
+    async def test_places_of_a_checkpointer(
+        self, client: liftenvelope.Client, method: str, partition: Any, offset: Any, text: str
+    ) -> None:
+        # Refused at once: the cursor is stored later, in the background.
+        async with client.checkpointer("c", "foo") as checkpoints:
+            with pytest.raises(UsageError, match=f"^{text}$"):
+                getattr(checkpoints, method)(partition, offset)
 
 
 class TestCheckpoints:

@@ -42,6 +42,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"partition": "0"}, UsageTypeError, "'0'"),
     ({"partitioner": "random"}, UsageError, "'random'"),
     ({"partitioner": 5}, UsageTypeError, "5"),
+    ({"partitioner": b"key"}, UsageTypeError, "b'key'"),
+    ({"retry_unacked": "no"}, UsageTypeError, "retry_unacked must be True or False, got 'no'"),
     ({"ack_policy": 3}, UsageError, "3"),
     ({"expected_offset": "1"}, UsageTypeError, "str"),
     ({"ack_inbox": 5}, UsageTypeError, "int"),
@@ -77,6 +79,7 @@ async def test_wrong_arguments(
         ({"ack_policy": 2}, "NONE"),
         ({"timeout": -1}, "timeout must be a positive number of seconds, got -1"),
         ({"on_error": "ignore"}, "'ignore'"),
+        ({"retry_unacked": 1}, "retry_unacked must be True or False, got 1"),
     ],
 )
 async def test_wrong_arguments_of_publish_many(client: Client, arguments: dict[str, Any], text: str) -> None:
@@ -96,7 +99,10 @@ async def test_wrong_arguments_of_publish_many(client: Client, arguments: dict[s
         ({"headers": {"reply": b""}}, "reply"),
         ({"value": 5}, "int"),
         ({"ack_policy": -1}, "-1"),
+        ({"headers": 5}, "headers must be a mapping, got int"),
         ({"correlation_id": ""}, "empty"),
+        ({"correlation_id": 5}, "correlation_id must be str, got int"),
+        ({"correlation_id": "a\ud800"}, "correlation_id must not contain a lone surrogate"),
         ({"timeout": 0}, "timeout must be a positive number of seconds, got 0"),
     ],
 )

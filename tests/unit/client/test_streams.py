@@ -303,6 +303,20 @@ class TestRefusedBeforeAnythingIsSent:
         assert pair.sent == 0
 
     @pytest.mark.parametrize(
+        ("method", "flag"), [("pause_stream", "resume_all"), ("set_stream_readonly", "readonly")]
+    )
+    @pytest.mark.parametrize("value", ["no", 0, None])
+    async def test_flags_of_requests(self, pair: Pair, method: str, flag: str, value: Any) -> None:
+        with pytest.raises(UsageTypeError, match=f"^{flag} must be True or False, got {value!r}$"):
+            await getattr(pair.client, method)("foo", **{flag: value})
+        assert pair.sent == 0
+
+    @pytest.mark.parametrize("service", [None, 5, b"proto.API", "a\ud800"])
+    async def test_service_of_a_health_check(self, pair: Pair, service: Any) -> None:
+        with pytest.raises(UsageError, match=r"^service must "):
+            await pair.client.check_health(service=service)
+
+    @pytest.mark.parametrize(
         "method", ["delete_stream", "pause_stream", "set_stream_readonly", "fetch_partition_metadata"]
     )
     @pytest.mark.parametrize("name", ["", None, 5, b"foo", "a\ud800"])

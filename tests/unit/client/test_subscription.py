@@ -247,6 +247,9 @@ class TestUse:
             (UsageError, {"start": 5, "stop": 4}),
             (UsageError, {"reverse": True, "start": "earliest"}),
             (UsageError, {"reverse": True, "stop": "latest"}),
+            (UsageTypeError, {"reverse": "no"}),
+            (UsageTypeError, {"resume": 1}),
+            (UsageTypeError, {"read_isr_replica": None}),
         ],
     )
     async def test_arguments(self, kind: type[Exception], options: dict[str, Any]) -> None:
