@@ -41,6 +41,8 @@ _GONE_AFTER: Final = 5.0
 #: Stream to name in a request for brokers only: a request without names would list every stream. The stream
 #: need not exist.
 _ANY_STREAM: Final = "__cursors"
+#: Streams whose metadata may be cached before outdated metadata is dropped.
+_FEW: Final = 1_000
 #: Longest pause in seconds between two requests for a missing stream.
 _MISSING_PAUSE: Final = 0.25
 
@@ -61,6 +63,8 @@ class Cluster:
         self.connections = Connections(options)
         self._brokers: dict[str, BrokerInfo] = {}
         self._streams: dict[str, tuple[StreamInfo, float]] = {}
+        # Number of cached streams at which outdated ones are dropped.
+        self._tidy_at = _FEW
         self._fetching: dict[str, asyncio.Task[Metadata]] = {}
         #: Streams that existed at some time -> loop time since which each is missing, None while it exists.
         self._seen: dict[str, float | None] = {}
@@ -248,11 +252,19 @@ class Cluster:
             self._brokers = dict(metadata.brokers)
         self._streams.update({name: (stream, now) for name, stream in metadata.streams.items()})
         self._seen.update(dict.fromkeys(metadata.streams))
+        if len(self._streams) > self._tidy_at:
+            self._drop_outdated(now)
         if not earlier:
             return metadata
         return make_metadata(
             (*earlier, *metadata.brokers.values()), metadata.streams.values(), metadata.groups.values()
         )
+
+    def _drop_outdated(self, now: float) -> None:
+        """Bound the cache of a client that uses ever new streams, at a cost that is constant per stream."""
+        oldest = now - self.options.metadata_max_age
+        self._streams = {name: kept for name, kept in self._streams.items() if kept[1] > oldest}
+        self._tidy_at = max(_FEW, 2 * len(self._streams))
 
     def _forget_gone(self, now: float) -> None:
         """Bound ``_seen`` when all streams are listed: forget streams that have been missing for long."""

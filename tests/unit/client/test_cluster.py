@@ -254,6 +254,19 @@ class TestLeaders:
             await client.fetch_metadata()
             assert set(client._context.cluster._seen) <= {"foo", "s19"}
 
+    async def test_outdated_metadata_of_streams_that_are_used_once_is_dropped(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cluster_module, "_FEW", 10)
+        async with scripted() as (broker,):
+            names = [f"job-{number}" for number in range(50)]
+            broker.streams = {name: [broker.id] for name in names}
+            async with client_of([broker], metadata_max_age=1e-9) as client:
+                cluster = client._context.cluster
+                for name in names:
+                    assert (await cluster.stream(name, Deadline(30.0))).name == name
+                    assert len(cluster._streams) <= 11
+
     async def test_stream_missing_from_a_listing_may_still_reappear(self) -> None:
         async with scripted() as (broker,), client_of([broker]) as client:
             broker.log(0)
