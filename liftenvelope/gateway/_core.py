@@ -50,7 +50,10 @@ class Core:
 
     Attributes:
         nc: Connection to NATS.
-        js: JetStream on that connection.
+        js: JetStream on that connection, for the gateway's own records and requests. The three contexts bound
+            their messages in flight apart: clients whose messages get no ack must not stop the heartbeats.
+        call_js: JetStream on that connection, for what clients store by gRPC.
+        raw_js: JetStream on that connection, for messages that clients publish on NATS.
         read_js: JetStream on the connection that subscriptions read from, which may be the same.
         options: Options of the gateway.
         registry: Records of all streams.
@@ -70,6 +73,8 @@ class Core:
 
     nc: Client
     js: JetStream
+    call_js: JetStream
+    raw_js: JetStream
     read_js: JetStream
     options: GatewayOptions
     registry: StreamRegistry

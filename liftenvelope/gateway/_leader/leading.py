@@ -358,7 +358,7 @@ class _Led:
         self._intake: CheckedIntake | None = None
         if record.checks_offsets:
             self._intake = CheckedIntake(
-                core.js,
+                core.raw_js,
                 record,
                 partition,
                 inboxes=core.ack_inboxes,

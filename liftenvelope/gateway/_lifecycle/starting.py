@@ -68,6 +68,8 @@ _LOOK: Final = 0.05
 #: JetStream's code and error code for "temporarily unavailable".
 _UNAVAILABLE: Final = 503
 _NOT_NOW: Final = 10008
+#: The gateway's own messages in flight: heartbeats, records and events.
+_OWN_PUBLISHES: Final = 1_000
 #: Bytes of a request in addition to its message.
 _REQUEST_ROOM: Final = 1 << 20
 
@@ -264,22 +266,14 @@ class _Start:
     async def _start_core(self) -> Core:
         nc, options = self._setup.nc, self._setup.options
         limits, replicas = options.limits, options.replicas
-        js = JetStream(
-            nc,
-            domain=options.domain,
-            timeout=options.ack_timeout,
-            max_outstanding=limits.max_pending_publishes_in_all,
-        )
-        self._stack.push_async_callback(js.close)
-        read_js = js
-        if self._setup.read_nc is not nc:
-            read_js = JetStream(self._setup.read_nc, domain=options.domain, timeout=options.ack_timeout)
-            self._stack.push_async_callback(read_js.close)
+        most = limits.max_pending_publishes_in_all
+        js, read_js = self._jetstream(nc), self._jetstream(self._setup.read_nc)
+        call_js, raw_js = (self._jetstream(nc, most) for _ in range(2))
         for budget in map(budget_of, {nc, self._setup.read_nc}):  # all readers of a connection share one
             budget.total, budget.inactivity = limits.max_pull_bytes, limits.consumer_inactivity
         own = {inbox_prefix_of(one) for one in (nc, self._setup.read_nc)}
         inboxes = AckInboxes(limits.allowed_ack_inboxes, own)
-        copies = CopyAcks(nc)
+        copies = CopyAcks(nc, most)
         self._stack.push_async_callback(copies.close)
         registry = StreamRegistry(js, self._changes.stream_changed, replicas=replicas)
         brokers = LiveBrokers(
@@ -298,6 +292,8 @@ class _Start:
         return Core(
             nc=nc,
             js=js,
+            call_js=call_js,
+            raw_js=raw_js,
             read_js=read_js,
             options=options,
             registry=registry,
@@ -317,12 +313,22 @@ class _Start:
             ),
         )
 
+    def _jetstream(self, nc: Client, max_outstanding: int = _OWN_PUBLISHES) -> JetStream:
+        options = self._setup.options
+        js = JetStream(
+            nc, domain=options.domain, timeout=options.ack_timeout, max_outstanding=max_outstanding
+        )
+        self._stack.push_async_callback(js.close)
+        return js
+
     async def _start_reserved_streams(self, core: Core, streams: StreamService) -> CursorService:
         """Create the reserved streams; start the cursor service and the activity log that use them."""
         options = core.options
         for name in (CURSORS, ACTIVITY):
             await ensure_stream(name, core.registry, streams, maker=options.id, replicas=options.replicas)
-        cursors = await CursorService.open(core.js, options.limits, core.quotas, replicas=options.replicas)
+        cursors = await CursorService.open(
+            core.call_js, options.limits, core.quotas, replicas=options.replicas
+        )
         await self._start_part(core.activity)
         return cursors
 

@@ -93,6 +93,17 @@ class Intake:
         replicas = self._core.storage.replicas
         await replicas.check(target.record, target.partition, request.ackPolicy)
 
+    def ack_seconds(self, timeout: float | None) -> float:
+        """Return the seconds to wait for JetStream's ack of a message.
+
+        Args:
+            timeout: Timeout of the call; None or 0 for the gateway's ``ack_timeout``. A longer one than a
+                minute counts as a minute: the message of a call that has ended takes a place among those
+                that wait until then.
+        """
+        usual = self._core.options.ack_timeout
+        return min(timeout or usual, max(usual, _LONGEST_ACK))
+
     async def store(
         self,
         target: PublishTarget,
@@ -109,9 +120,7 @@ class Intake:
             target: Target of the message.
             request: The request of the client.
             own_inbox: Whether the client's ack inbox gets an ack as well.
-            timeout: Seconds to wait for JetStream's ack; None or 0 for the gateway's ``ack_timeout``. A
-                longer one than a minute counts as a minute: the message of a cancelled call takes a place
-                among those that wait until then.
+            timeout: Timeout of the call; see :meth:`ack_seconds`.
 
         Raises:
             RpcError: INVALID_ARGUMENT: the envelope is too large, or ``expectedOffset`` is below -1.
@@ -125,8 +134,7 @@ class Intake:
             }
         envelope = new_message(request.value, key=request.key, headers=request.headers, **options)
         self.check_size(envelope)
-        usual = self._core.options.ack_timeout
-        seconds = min(timeout or usual, max(usual, _LONGEST_ACK))
+        seconds = self.ack_seconds(timeout)
         if target.record.partitions[target.partition].source is not None:
             return await self._store_in_copy(target, request, own_inbox=own_inbox, timeout=seconds)
         expected = None
@@ -134,12 +142,12 @@ class Intake:
             # An offset is its sequence minus 1, so the expected offset equals the sequence before it.
             expected = request.expectedOffset
         if expected is None:
-            return await self._core.js.publish_async(
+            return await self._core.call_js.publish_async(
                 target.intake, envelope, timeout=seconds, retry_attempts=0
             )
         if expected < 0:
             raise RpcError(StatusCode.INVALID_ARGUMENT, f"expectedOffset must be at least -1, got {expected}")
-        return await self._core.js.publish_async(
+        return await self._core.call_js.publish_async(
             target.intake, envelope, timeout=seconds, expected_last_sequence=expected, retry_attempts=0
         )
 

@@ -143,7 +143,8 @@ class PublishService:
             }
         envelope = new_message(request.value, key=request.key, headers=request.headers, **options)
         self._intake.check_size(envelope)
-        return await self._core.js.publish_async(request.subject, envelope, timeout=timeout)
+        seconds = self._intake.ack_seconds(timeout)
+        return await self._core.call_js.publish_async(request.subject, envelope, timeout=seconds)
 
     async def _await_ack(
         self, request: api_pb2.PublishToSubjectRequest, ack: api_pb2.Ack, sent: asyncio.Future[PubAck]

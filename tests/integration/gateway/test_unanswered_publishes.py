@@ -1,0 +1,125 @@
+"""Messages of clients that JetStream does not ack: the places that they take, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from nats.aio.client import Client as NatsClient
+
+import liftenvelope
+from liftenvelope._pb import api_pb2
+from liftenvelope.envelope import unmarshal_message
+from liftenvelope.gateway import Gateway, Limits
+from liftenvelope.gateway._acks.copies import CopyAcks
+from liftenvelope.gateway._publishing import intake
+from liftenvelope.jetstream import JetStream
+from liftenvelope.rpc.aio import Channel
+from liftenvelope.rpc.status import RpcError, StatusCode
+from liftenvelope.testing import NatsServer, run_nats_server
+from tests.handled import handled
+from tests.integration.conftest import connect, until
+
+TO_SUBJECT = "/proto.API/PublishToSubject"
+MOST = 3
+
+
+@pytest.fixture(scope="module")
+def own_nats() -> Iterator[NatsServer]:
+    """A server of this file's own: gateways keep what they know in it."""
+    with run_nats_server(jetstream=True) as server:
+        yield server
+
+
+@pytest.fixture
+def nats_url(own_nats: NatsServer) -> str:
+    return own_nats.url
+
+
+@pytest.fixture
+async def gateway(own_nats: NatsServer) -> AsyncIterator[Gateway]:
+    nc = await connect(own_nats.url)
+    async with Gateway(nc, limits=Limits(max_pending_publishes_in_all=MOST)) as serving:
+        yield serving
+    await nc.close()
+
+
+async def take_silently(nc: NatsClient, subject: str) -> list[bytes]:
+    """Subscribe to a subject that no stream records, so that nothing answers a publish there."""
+    taken: list[bytes] = []
+
+    async def note(msg: object) -> None:
+        taken.append(unmarshal_message(msg.data).value)  # type: ignore[attr-defined]
+
+    await nc.subscribe(subject, cb=note)
+    await handled(nc)
+    return taken
+
+
+def to_subject(subject: str, value: bytes, policy: api_pb2.AckPolicy = api_pb2.NONE) -> bytes:
+    return api_pb2.PublishToSubjectRequest(subject=subject, value=value, ackPolicy=policy).SerializeToString()
+
+
+async def beats(js: JetStream) -> int:
+    """Return the number of heartbeats that the gateways have stored."""
+    return (await js.stream("KV_lift_brokers")).cached_info.state.last_seq
+
+
+async def test_gateway_keeps_working_while_messages_of_a_client_get_no_ack(
+    gateway: Gateway, nc: NatsClient, name: str
+) -> None:
+    taken = await take_silently(nc, f"{name}.silent")
+    async with (
+        JetStream(nc) as js,
+        await Channel.connect(gateway.address) as channel,
+        liftenvelope.connect([gateway.address], timeout=240) as client,
+    ):
+        await client.create_stream(f"{name}.checked", f"{name}-checked", optimistic_concurrency=True)
+        for number in range(MOST):
+            await channel.unary(TO_SUBJECT, to_subject(f"{name}.silent", b"%d" % number), timeout=3_600)
+        await until(lambda: len(taken) == MOST)
+        above = asyncio.create_task(
+            channel.unary(TO_SUBJECT, to_subject(f"{name}.silent", b"above"), timeout=3_600)
+        )
+        before = await beats(js)
+        async with asyncio.timeout(240):
+            while await beats(js) < before + 2:
+                await asyncio.sleep(0.05)
+        await client.create_stream(name, name)
+        stored = await nc.request(f"{name}.checked", b"on NATS", timeout=240)
+        assert json.loads(stored.data)["seq"] == 1
+        assert not above.done()
+        assert b"above" not in taken
+        above.cancel()
+
+
+async def test_message_to_a_subject_waits_for_its_ack_no_longer_than_a_minute(
+    gateway: Gateway, nc: NatsClient, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "_LONGEST_ACK", gateway._setup.options.ack_timeout)
+    await take_silently(nc, name)
+    request = to_subject(name, b"x", api_pb2.LEADER)
+    async with await Channel.connect(gateway.address) as channel:
+        with pytest.raises(RpcError) as failed:
+            await channel.unary(TO_SUBJECT, request, timeout=3_600)
+    assert failed.value.code == StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_message_for_a_copy_waits_while_too_many_have_no_ack(nc: NatsClient, name: str) -> None:
+    copies = CopyAcks(nc, 1)
+    taken = await take_silently(nc, name)
+    publishing = [
+        asyncio.create_task(copies.publish(name, name, value, key=b"", headers={}, timeout=10_000))
+        for value in (b"first", b"second")
+    ]
+    first = await publishing[0]
+    await handled(nc)
+    assert taken == [b"first"]
+    first.cancel()
+    second = await publishing[1]
+    await handled(nc)
+    assert taken == [b"first", b"second"]
+    second.cancel()
+    await copies.close()
