@@ -350,6 +350,8 @@ class Storage:
             copies: Records of the partitions, with their numbers.
             timeout: Seconds to wait for all of them together; 0 to check once.
 
+        Partitions that do not exist are not waited for.
+
         Raises:
             RpcError: UNAVAILABLE: a partition has not copied all messages in that time.
         """
@@ -368,10 +370,15 @@ class Storage:
     async def _uncopied(self, record: StreamRecord, partition: int) -> str | None:
         """Return a source that records the subject no longer and has messages to copy; None if none has.
 
+        None stands for a partition that does not exist as well.
+
         Sequences are compared because the server reports lag 0 also before it starts to copy. The lag is used
         only if the copy's newest message was removed, and with it the last copied sequence.
         """
-        copy = await self._js.stream(record.stream_of(partition))
+        try:
+            copy = await self._js.stream(record.stream_of(partition))
+        except StreamNotFoundError:
+            return None  # removed by hand
         for source in copy.cached_info.config.sources:
             last = await self._last_to_copy(source, recorded_subject(record, partition))
             if last < (source.opt_start_seq or 1):

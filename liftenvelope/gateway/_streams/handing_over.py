@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from liftenvelope.errors import StreamNotFoundError
+from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
 from liftenvelope.gateway._cluster.records import StreamPhase
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ async def hand_over(core: Core, record: StreamRecord, partition: int, timeout: f
     """Stop recording a partition, and attach the partitions that copied from it.
 
     The first copy takes over the subject, and the others copy from that one. Before that, all copies must
-    have received all messages of the partition, so that none is lost. Holds ``Core.changing``.
+    have received all messages of the partition, so that none is lost. A copy whose JetStream stream was
+    removed is left out. After an error of one copy, the others are attached, then it is raised. Holds
+    ``Core.changing``.
 
     Args:
         core: The gateway's parts.
@@ -30,7 +32,8 @@ async def hand_over(core: Core, record: StreamRecord, partition: int, timeout: f
 
     Raises:
         RpcError: UNAVAILABLE: a copy has not received all messages in that time. The partition keeps its
-            messages, and its copies go on copying.
+            messages, and its copies go on copying. FAILED_PRECONDITION: a copy can't record the subject.
+        LiftEnvelopeError: JetStream does not answer or fails.
     """
     name = record.stream_of(partition)
     copies = [
@@ -45,9 +48,17 @@ async def hand_over(core: Core, record: StreamRecord, partition: int, timeout: f
     except StreamNotFoundError:
         return  # already removed by the gateway that began to
     await core.storage.wait_copied(copies, timeout)
+    errors: list[LiftEnvelopeError] = []
     for other, number in copies:
-        source = {number: await core.storage.attach(other, number)}
-        await core.registry.change(other.name, partial(with_sources, sources=source))
+        try:
+            source = {number: await core.storage.attach(other, number)}
+            await core.registry.change(other.name, partial(with_sources, sources=source))
+        except StreamNotFoundError:
+            continue
+        except LiftEnvelopeError as exc:
+            errors.append(exc)
+    if errors:
+        raise errors[0]
 
 
 def with_sources(record: StreamRecord, sources: dict[int, str | None]) -> StreamRecord:

@@ -151,3 +151,28 @@ async def test_paused_copy_is_not_attached_when_its_source_is_paused(name: str) 
         await refused.use("free")
         await eventually(lambda: refused.is_detached(copy))
         assert await refused.is_detached(name)
+
+
+@pytest.mark.parametrize("change", ["PauseStream", "DeleteStream"])
+async def test_copy_takes_over_although_the_storage_of_another_copy_was_removed(
+    name: str, change: str
+) -> None:
+    removed, copy = f"{name}-removed", f"{name}-copy"
+    async with running() as gateway:
+        for stream in (name, removed, copy):
+            await gateway.client.create_stream(name, stream)
+        await gateway.js.delete_stream(partition_stream(removed, 0))
+        request = api_pb2.PauseStreamRequest if change == "PauseStream" else api_pb2.DeleteStreamRequest
+        await gateway.call(change, request(name=name))
+        assert await gateway.stores(copy, name)
+
+
+async def test_copy_takes_over_although_another_copy_could_not_be_attached(name: str) -> None:
+    refusing, copy = f"{name}-a", f"{name}-b"
+    async with running(f"$JS.API.STREAM.UPDATE.{partition_stream(refusing, 0)}") as refused:
+        for stream in (name, refusing, copy):
+            await refused.client.create_stream(name, stream)
+        await refused.use("limited")
+        with pytest.raises(RpcError, match="DEADLINE_EXCEEDED"):
+            await refused.call("PauseStream", api_pb2.PauseStreamRequest(name=name))
+        assert await refused.stores(copy, name)
