@@ -2,7 +2,8 @@
 
 One background task reconciles the partitions led here with those that this gateway should lead. Each change
 of a stream or of the gateways wakes the task, which waits for a valid lease before it acts. A full pass every
-30 s catches failures that no change announced.
+30 s catches failures that no change announced. After a full pass, a second task cleans up after gateways that
+died. JetStream may not answer for a partition whose subject it checks, and no acks must wait for that.
 """
 
 from __future__ import annotations
@@ -82,23 +83,27 @@ class Leading:
         self._check = True
         # Number of partitions that the log has said to be led here.
         self._told = 0
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        # Set after each full pass.
+        self._passed = asyncio.Event()
         self._is_broken = False
         self._watch = watch_of(core.nc)
 
     async def start(self) -> None:
-        """Start the background task that reconciles the partitions led here."""
+        """Start the background tasks: one reconciles the partitions led here, the other cleans up."""
         self._wanted.set()
         self._watch.add(self)
-        self._task = asyncio.create_task(self._run(), name="lead partitions")
-        self._task.add_done_callback(self._ended)
+        for work, name in ((self._run(), "lead partitions"), (self._clean_up(), "clean up")):
+            self._tasks.append(asyncio.create_task(work, name=name))
+            self._tasks[-1].add_done_callback(self._ended)
 
     async def close(self) -> None:
         """Stop leading all partitions."""
         self._watch.remove(self)
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         led, self._led = self._led, {}
         parts = {one for parts in led.values() for one in parts.values()}
         # The task may have been cancelled while it stopped some.
@@ -210,12 +215,8 @@ class Leading:
             self.bindings.passed()
         # Deletions take JetStream as long as creations, and no ack waits for them.
         await asyncio.gather(*(led.take_over(limit) for led in begun if led is not None))
-        if names is not None:
-            return
-        await self._finish_work()
-        if self._check:
-            self._check = False
-            await self._check_subjects({name for name, partition in wanted if partition == 0})
+        if names is None:
+            self._passed.set()
 
     def _tell(self, *, by_clients: bool) -> None:
         """Log the number of partitions led here, if it has changed.
@@ -274,6 +275,18 @@ class Leading:
                 return None
         self._led.setdefault(key[0], {})[key[1]] = led
         return led
+
+    async def _clean_up(self) -> None:
+        while True:
+            await self._passed.wait()
+            self._passed.clear()
+            if not await self._core.brokers.lease():
+                return
+            await self._finish_work()
+            if self._check:
+                self._check = False
+                wanted = self._to_lead(self._core.registry)
+                await self._check_subjects({name for name, partition in wanted if partition == 0})
 
     async def _finish_work(self) -> None:
         """Clean up unfinished creations, deletions and probes, and publish the events left over.

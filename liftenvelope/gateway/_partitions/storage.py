@@ -325,11 +325,24 @@ class Storage:
         Raises:
             StreamNotFoundError: The partition does not exist.
         """
-        name = record.stream_of(partition)
-        current = (await self._js.stream(name)).cached_info.config
-        config = replace(current, subjects=(nothing(name),), sources=())
+        current, config = await self._detached(record, partition)
         if config != current:
             await self._js.update_stream(config)
+
+    async def is_detached(self, record: StreamRecord, partition: int) -> bool:
+        """Return whether a partition records nothing.
+
+        Raises:
+            StreamNotFoundError: The partition does not exist.
+        """
+        current, config = await self._detached(record, partition)
+        return config == current
+
+    async def _detached(self, record: StreamRecord, partition: int) -> tuple[StreamConfig, StreamConfig]:
+        """Return the configuration of a partition, and the one with which it records nothing."""
+        name = record.stream_of(partition)
+        current = (await self._js.stream(name)).cached_info.config
+        return current, replace(current, subjects=(nothing(name),), sources=())
 
     async def is_recorded(self, record: StreamRecord, partition: int) -> bool:
         """Return whether messages on a partition's subject reach the partition.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from liftenvelope.gateway._cluster.records import StreamRecord
     from liftenvelope.gateway._core import Core
 
-__all__ = ["hand_over", "with_sources"]
+__all__ = ["copies_of", "hand_over", "with_sources"]
 
 
 async def hand_over(core: Core, record: StreamRecord, partition: int, timeout: float) -> None:
@@ -35,13 +35,7 @@ async def hand_over(core: Core, record: StreamRecord, partition: int, timeout: f
             messages, and its copies go on copying. FAILED_PRECONDITION: a copy can't record the subject.
         LiftEnvelopeError: JetStream does not answer or fails.
     """
-    name = record.stream_of(partition)
-    copies = [
-        (other, number)
-        for other in core.registry
-        for number, part in enumerate(other.partitions)
-        if part.source == name and part.records
-    ]
+    copies = copies_of(core, record, partition)
     try:
         if copies or record.state is StreamPhase.READY:
             await core.storage.detach(record, partition)
@@ -59,6 +53,17 @@ async def hand_over(core: Core, record: StreamRecord, partition: int, timeout: f
             errors.append(exc)
     if errors:
         raise errors[0]
+
+
+def copies_of(core: Core, record: StreamRecord, partition: int) -> list[tuple[StreamRecord, int]]:
+    """Return the partitions that copy from a partition, by their records and numbers."""
+    name = record.stream_of(partition)
+    return [
+        (other, number)
+        for other in core.registry
+        for number, part in enumerate(other.partitions)
+        if part.source == name and part.records
+    ]
 
 
 def with_sources(record: StreamRecord, sources: dict[int, str | None]) -> StreamRecord:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
-from liftenvelope.gateway._streams.handing_over import hand_over, with_sources
+from liftenvelope.gateway._streams.handing_over import copies_of, hand_over, with_sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,26 +58,53 @@ class Repairs:
             LiftEnvelopeError: JetStream does not answer or fails.
         """
         errors: list[LiftEnvelopeError] = []
-        async with self._core.changing:
-            record = self._core.registry.known(name)
-            for number in range(0 if record is None else len(record.partitions)):
-                assert record is not None
-                try:
-                    record = await self._repair_partition(record, number)
-                except LiftEnvelopeError as exc:
-                    errors.append(exc)
+        record = self._core.registry.known(name)
+        for number in range(0 if record is None else len(record.partitions)):
+            try:
+                await self._repair_partition(name, number)
+            except LiftEnvelopeError as exc:
+                errors.append(exc)
         if errors:
             raise next((error for error in errors if not isinstance(error, StreamNotFoundError)), errors[0])
 
-    async def _repair_partition(self, record: StreamRecord, number: int) -> StreamRecord:
-        source = None
-        if record.partitions[number].records:
-            if await self._core.storage.is_recorded(record, number):
-                return record
-            source = await self._core.storage.attach(record, number)
-        else:
-            await hand_over(self._core, record, number, timeout=0)
-        return await self._core.registry.change(record.name, partial(with_sources, sources={number: source}))
+    async def _repair_partition(self, name: str, number: int) -> None:
+        record = self._core.registry.known(name)
+        # JetStream does not answer for a partition without a leader. So the questions come before the lock:
+        # the changes of clients must not wait for such a partition.
+        if record is None or not record.has_partition(number) or await self._is_whole(record, number):
+            return
+        async with self._core.changing:
+            record = self._core.registry.known(name)
+            if record is None or not record.has_partition(number):
+                return  # deleted meanwhile, and perhaps created again
+            source = None
+            if record.partitions[number].records:
+                if await self._core.storage.is_recorded(record, number):
+                    return
+                source = await self._core.storage.attach(record, number)
+            else:
+                await hand_over(self._core, record, number, timeout=0)
+            await self._core.registry.change(name, partial(with_sources, sources={number: source}))
+
+    async def _is_whole(self, record: StreamRecord, number: int) -> bool:
+        """Return whether a partition needs no repair. If it does, ask all streams that take part in that.
+
+        Raises:
+            RpcError: UNAVAILABLE: a copy has not yet received all messages.
+            LiftEnvelopeError: One of the streams does not answer.
+        """
+        storage, part = self._core.storage, record.partitions[number]
+        if part.records:
+            if await storage.is_recorded(record, number):
+                return True
+            await storage.wait_copied([(record, number)], timeout=0)
+            return False
+        copies = copies_of(self._core, record, number)
+        with suppress(StreamNotFoundError):
+            if await storage.is_detached(record, number) and not copies and part.source is None:
+                return True
+        await storage.wait_copied(copies, timeout=0)
+        return False
 
     @contextmanager
     def after_errors(self, record: StreamRecord) -> Iterator[None]:

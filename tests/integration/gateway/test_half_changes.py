@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
@@ -15,6 +16,7 @@ from nats.aio.client import Client as NatsClient
 import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.client import Client
+from liftenvelope.envelope import new_message, unmarshal_ack
 from liftenvelope.gateway import Gateway
 from liftenvelope.gateway._partitions.recordings import nothing
 from liftenvelope.gateway._protocol.names import encode_name, partition_stream
@@ -59,14 +61,19 @@ class Refused:
         return (await stream.info()).state.messages > before
 
 
-@asynccontextmanager
-async def running(*refused: str) -> AsyncIterator[Refused]:
-    """Run a gateway; while it is connected as ``limited``, NATS refuses requests with these subjects."""
+def two_users(*refused: str) -> dict[str, Any]:
+    """Return the configuration of a server that refuses requests with these subjects to ``limited``."""
     users = [
         {"user": "limited", "password": "s3cret", "permissions": {"publish": {"deny": list(refused)}}},
         {"user": "free", "password": "s3cret"},
     ]
-    config = {"authorization": {"users": users}}
+    return {"authorization": {"users": users}}
+
+
+@asynccontextmanager
+async def running(*refused: str) -> AsyncIterator[Refused]:
+    """Run a gateway; while it is connected as ``limited``, NATS refuses requests with these subjects."""
+    config = two_users(*refused)
     with run_nats_server(jetstream=True, config=config) as server, FaultProxy(server.address) as proxy:
         nc = await connect(f"nats://{proxy.address}", user="free", password="s3cret")
         other = await connect(server.url, user="free", password="s3cret")
@@ -176,3 +183,26 @@ async def test_copy_takes_over_although_another_copy_could_not_be_attached(name:
         with pytest.raises(RpcError, match="DEADLINE_EXCEEDED"):
             await refused.call("PauseStream", api_pb2.PauseStreamRequest(name=name))
         assert await refused.stores(copy, name)
+
+
+async def test_partition_that_does_not_answer_delays_no_other_stream(name: str) -> None:
+    stuck, other = f"{name}-stuck", f"{name}-other"
+    question = f"$JS.API.STREAM.INFO.{partition_stream(stuck, 0)}"
+    with run_nats_server(jetstream=True, config=two_users(question)) as server:
+        free = await connect(server.url, user="free", password="s3cret")
+        async with Gateway(free) as gateway, liftenvelope.connect([gateway.address]) as client:
+            await client.create_stream(stuck, stuck)
+        limited = await connect(server.url, user="limited", password="s3cret")
+        async with (
+            # It checks the subjects of all streams, and waits for the answer for hours.
+            Gateway(limited, ack_timeout=10_000.0, broker_ttl=60.0) as gateway,
+            liftenvelope.connect([gateway.address], timeout=240) as client,
+        ):
+            await until(lambda: question.lower() in str(limited.last_error))
+            await client.create_stream(other, other)
+            inbox = free.new_inbox()
+            acks = await free.subscribe(inbox)
+            await free.publish(other, new_message(b"x", ack_inbox=inbox))
+            assert unmarshal_ack((await acks.next_msg(240)).data).stream == other
+        await limited.close()
+        await free.close()
