@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 from weakref import WeakValueDictionary
 
@@ -57,6 +58,29 @@ def cursor_key(cursor_id: str, stream: str, partition: int) -> str:
     return f"{encode_name(cursor_id)}.{encode_name(stream)}.{partition}"
 
 
+@dataclass(slots=True, weakref_slot=True)
+class _Writes:
+    """Writes of one cursor.
+
+    Attributes:
+        value: Offset of the newest call.
+        requested: Number of the newest call.
+        stored: Number of the newest call whose offset, or a newer one, is stored.
+        lock: Held by the call that stores.
+    """
+
+    value: bytes = b""
+    requested: int = 0
+    stored: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def request(self, value: bytes) -> int:
+        """Note the offset of a new call, and return the call's number."""
+        self.value = value
+        self.requested += 1
+        return self.requested
+
+
 class CursorService:
     """Serves the cursor methods of the API.
 
@@ -72,8 +96,8 @@ class CursorService:
         self._quotas = quotas
         # Hashes of keys that are stored. They need no check whether their cursor is new.
         self._known: set[int] = set()
-        # Locks of keys that are being checked. Only calls refer to them, so max_calls bounds their number.
-        self._checks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        # Writes by key. Only calls refer to them, so max_calls bounds their number.
+        self._writes: WeakValueDictionary[str, _Writes] = WeakValueDictionary()
 
     @classmethod
     async def open(cls, js: JetStream, limits: Limits, quotas: Quotas, *, replicas: int = 1) -> Self:
@@ -105,16 +129,20 @@ class CursorService:
         """
         request = read_request(api_pb2.SetCursorRequest, raw, self._limits)
         key = cursor_key(request.cursorId, request.stream, request.partition)
-        value = b"%d" % request.offset
-        is_stored = False
-        if hash(key) not in self._known or key in self._checks:
-            # A check takes several requests: a later call that went ahead would be overwritten. A lock wakes
-            # its callers in their order, and each begins its put before the next one wakes.
-            async with self._checks.setdefault(key, asyncio.Lock()):
-                is_stored = hash(key) not in self._known and await self._store_new(client, key, value)
-        if not is_stored:
-            await self._bucket.put(key, value)
+        # A put may take several requests, for a check or as a retry: a later one that went ahead would be
+        # overwritten. So a cursor has one put at a time, which stores the newest offset of all calls.
+        writes = self._writes.setdefault(key, _Writes())
+        number = writes.request(b"%d" % request.offset)
+        async with writes.lock:
+            if writes.stored < number:
+                newest, value = writes.requested, writes.value
+                await self._store(client, key, value)
+                writes.stored = newest
         return api_pb2.SetCursorResponse().SerializeToString()
+
+    async def _store(self, client: str, key: str, value: bytes) -> None:
+        if hash(key) in self._known or not await self._store_new(client, key, value):
+            await self._bucket.put(key, value)
 
     async def _store_new(self, client: str, key: str, value: bytes) -> bool:
         is_new = await self._is_new(client, key, value)

@@ -16,7 +16,7 @@ from liftenvelope.gateway._readers.cursors import CursorService, cursor_key
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import NatsServer, run_nats_server
-from tests.integration.conftest import connect
+from tests.integration.conftest import connect, until
 
 
 @pytest.fixture
@@ -94,6 +94,21 @@ async def test_call_that_starts_after_the_first_check_does_not_overtake_earlier_
     await first
     await asyncio.gather(put(restarted, "r", name, 0, 15), *later)
     assert await get(restarted, "r", name, 0) == 15
+
+
+async def test_offset_that_is_sent_again_does_not_overwrite_a_newer_one(
+    cursors: CursorService, js: JetStream, name: str
+) -> None:
+    await put(cursors, "r", name, 0, 4)
+    bucket = (await js.stream("KV_lift_cursors")).cached_info.config
+    await js.delete_stream(bucket.name)
+    first = asyncio.create_task(put(cursors, "r", name, 0, 5))
+    await until(lambda: js._retries)  # nothing took it, as while the bucket has no leader
+    await js.create_stream(bucket)
+    second = asyncio.create_task(put(cursors, "r", name, 0, 6))
+    await asyncio.wait([first, second])  # the first may have failed before the bucket was there
+    assert second.exception() is None
+    assert await get(cursors, "r", name, 0) == 6
 
 
 @pytest.mark.parametrize(
