@@ -13,13 +13,13 @@ import nats
 from faststream import Context, ContextRepo, FastStream
 from faststream.nats import JStream, NatsBroker, NatsMessage
 
-from liftenvelope import Ack, Message, new_message, unmarshal_message
+from liftenvelope import Message, new_message, unmarshal_message
 from liftenvelope.jetstream import JetStream, StreamConfig
-from liftenvelope.nats import AckInbox, BatchAcks, EnvelopePublisher
+from liftenvelope.nats import AckInbox, EnvelopePublisher
 from liftenvelope.testing import run_gateway
 
 ORDERS = [(b"anna", b"tea"), (b"ben", b"milk"), (b"anna", b"bread")]
-Receipts = Annotated[EnvelopePublisher[Ack, BatchAcks], Context("receipts")]
+Receipts = Annotated[EnvelopePublisher, Context("receipts")]
 
 
 async def open_envelope(message: NatsMessage) -> Message:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, cast, overload
 
 from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.envelope import Ack, AckPolicy, new_message
@@ -21,15 +21,21 @@ from liftenvelope.types import as_request_policy
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
-    from typing_extensions import Buffer
+    from typing_extensions import Buffer, TypeVar
+
+    # The annotation EnvelopePublisher alone is a publisher with an inbox. At run time, TypeVar has no default
+    # before Python 3.13.
+    _Answer = TypeVar("_Answer", default=Ack)
+    _Answers = TypeVar("_Answers", default=BatchAcks)
+else:
+    from typing import TypeVar
+
+    _Answer = TypeVar("_Answer")
+    _Answers = TypeVar("_Answers")
 
 __all__ = ["EnvelopePublisher"]
 
 PartitionBy = Literal["key", "round_robin"] | Callable[[bytes, bytes, int], int]
-
-
-_Answer = TypeVar("_Answer")
-_Answers = TypeVar("_Answers")
 
 
 class EnvelopePublisher(Generic[_Answer, _Answers]):
@@ -37,6 +43,9 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
 
     The connection stays the caller's: it is never closed, and its callbacks are not touched. Use a publisher
     from the event loop's thread only; several tasks may publish at once.
+
+    To type checkers, ``EnvelopePublisher`` is a publisher with an inbox, and ``EnvelopePublisher[None, None]``
+    one without.
 
     Args:
         nc: A connected nats-py client.

@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 CODEC_USE = Path(__file__).parent / "codec_use.py"
 CLIENT_USE = Path(__file__).parent / "client_use.py"
+PUBLISHER_USE = Path(__file__).parent / "publisher_use.py"
 OVERLOADED = Path(__file__).parent / "overloaded.txt"
 
 
@@ -30,7 +31,7 @@ def run(*command: str) -> str:
 
 
 def test_users_code_type_checks() -> None:
-    files = [str(CODEC_USE), str(CLIENT_USE)]
+    files = [str(CODEC_USE), str(CLIENT_USE), str(PUBLISHER_USE)]
     assert "Success" in run("-m", "mypy", "--strict", "--config-file", "pyproject.toml", *files)
 
 

@@ -57,15 +57,14 @@ OUTPUT = re.compile(r"\n\s*```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FRAGMENT_NAMES = {
     "nc": "Client",
     "inbox": "AckInbox",
-    "publisher": "EnvelopePublisher[Ack, BatchAcks]",
+    "publisher": "EnvelopePublisher",
     "cluster": "LiftbridgeCluster",
     "client": "liftenvelope.Client",
 }
 FRAGMENT_HEAD = f"""
 import liftenvelope
 from nats.aio.client import Client
-from liftenvelope import Ack
-from liftenvelope.nats import AckInbox, BatchAcks, EnvelopePublisher
+from liftenvelope.nats import AckInbox, EnvelopePublisher
 from liftenvelope.testing import LiftbridgeCluster
 async def fragment({", ".join(f"{name}: {kind}" for name, kind in FRAGMENT_NAMES.items())}) -> None:
 """.lstrip()
