@@ -44,8 +44,8 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
     The connection stays the caller's: it is never closed, and its callbacks are not touched. Use a publisher
     from the event loop's thread only; several tasks may publish at once.
 
-    To type checkers, ``EnvelopePublisher`` is a publisher with an inbox, and ``EnvelopePublisher[None, None]``
-    one without.
+    To type checkers, ``EnvelopePublisher`` is a publisher with an inbox, and
+    ``EnvelopePublisher[None, None]`` one without.
 
     Args:
         nc: A connected nats-py client.

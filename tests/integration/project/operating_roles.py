@@ -135,7 +135,8 @@ async def gateway(site: Site) -> None:
         await client.set_cursor("audit", "payments", 0, 2)
         assert await client.fetch_cursor("audit", "payments", 0) == 2
         await join_by_each([one, two])
-        await GroupClient(await site.connect_admin(inbox_prefix="_INBOX.member")).list_groups()
+        for asking in ("member", "monitor"):
+            await GroupClient(await site.connect_admin(inbox_prefix=f"_INBOX.{asking}")).list_groups()
         await until_compacted(admin)
         await lose_ack_consumer(admin, "lift_payments_0")
         await client.pause_stream("copy")
