@@ -1,15 +1,19 @@
-"""nats-py connections of this package's own programs, in which two things about TLS are mended.
+"""nats-py connections of this package's own programs, in which three things about TLS are mended.
 
 nats-py begins with TLS only if the server asks for it, also for ``tls://`` URLs. To a server that does not
 ask, or to one in between that claims so, it sends the login in plain text.
 
 After a TLS handshake that failed, nats-py 2.16 closes the streams of before the handshake and waits for their
 end, which nothing tells them any more. So ``connect`` never returns, and ``close`` neither.
+
+nats-py makes its streams before the TLS handshake, so they take the connection for a plain one. At its end
+asyncio then warns ``returning true from eof_received() has no effect when using ssl``, on standard error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
@@ -37,6 +41,10 @@ class _ProgramClient(Client):
                 transport._io_writer.transport.abort()
                 self._transport = None
             raise
+        transport = self._transport
+        if is_encrypted(self) and isinstance(transport, TcpTransport) and transport._io_writer is not None:
+            streams: Any = transport._io_writer.transport.get_protocol()
+            streams._over_ssl = True
 
 
 class _TlsOnlyClient(_ProgramClient):

@@ -59,3 +59,26 @@ async def test_untrusted_certificate_is_an_error_and_not_the_end_of_all_attempts
             await nc.connect(url, **options)
             assert nc.is_connected
             await close_connection(nc)
+
+
+async def test_end_of_a_connection_is_no_warning_of_asyncio(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """nats-py keeps the streams of before the handshake, which answer the end as if there were no TLS."""
+    closed = asyncio.Event()
+
+    async def note() -> None:
+        closed.set()
+
+    async def quiet(_: Exception) -> None: ...
+
+    Certificates(tmp_path)
+    tls = {"cert_file": str(tmp_path / "cert.pem"), "key_file": str(tmp_path / "key.pem")}
+    with run_nats_server(config={"tls": tls}) as server:
+        trusting = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+        nc = new_client([server.url], tls=True)
+        await nc.connect(server.url, tls=trusting, allow_reconnect=False, closed_cb=note, error_cb=quiet)
+        await asyncio.to_thread(server.stop)
+        async with asyncio.timeout(60):
+            await closed.wait()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
