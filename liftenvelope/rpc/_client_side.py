@@ -68,6 +68,8 @@ class ClientConnection(Connection):
         self._next_id = 1
         # Calls queued while the server allows no further stream, with their headers.
         self._waiting: deque[tuple[int, list[tuple[bytes, bytes]]]] = deque()
+        # False until the first frame of the server, its settings.
+        self._is_greeted = False
         # Request headers common to all calls of a method.
         self._fixed_headers: dict[str, list[tuple[bytes, bytes]]] = {}
 
@@ -122,10 +124,24 @@ class ClientConnection(Connection):
             self._start_waiting()
         return super().data_to_send()
 
+    @property
+    def closed_reason(self) -> str:
+        """Text for calls that end because the server has closed the connection."""
+        if self._is_greeted:
+            return "the other side closed the connection"
+        return (
+            "the other side closed the connection before it sent anything, as servers do that expect TLS or "
+            "a client certificate"
+        )
+
     def connection_lost(self, reason: str) -> list[Event]:
         """Mark the connection as lost; return the end events of all calls."""
         events = self._end_waiting(f"the call had not begun when the connection was lost: {reason}")
         return events + super().connection_lost(reason)
+
+    def _handle_frame(self, frame: bytes) -> list[Event]:
+        self._is_greeted = True
+        return super()._handle_frame(frame)
 
     def _request_headers(
         self, method: str, timeout: float | None, metadata: Metadata

@@ -69,10 +69,14 @@ class TransportLink(asyncio.BufferedProtocol, Generic[_C]):
             # A task woken by these events may send as well, such as its next call: one write for both.
             self.flush_soon()
 
+    @property
+    def closed_reason(self) -> str:
+        """Text for calls that end because the other side has closed the connection."""
+        return "the other side closed the connection"
+
     def connection_lost(self, exc: Exception | None) -> None:
         """End every call: the connection is lost."""
-        why = f"the connection was lost: {exc}" if exc else "the other side closed the connection"
-        self.fail(why)
+        self.fail(f"the connection was lost: {exc}" if exc else self.closed_reason)
         self.closed.set_result(None)
 
     def pause_writing(self) -> None:

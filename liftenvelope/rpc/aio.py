@@ -70,6 +70,11 @@ class _ClientLink(TransportLink[ClientConnection]):
             elif isinstance(event, CallEnded):
                 self.calls[event.call_id].ended(event)
 
+    @property
+    def closed_reason(self) -> str:
+        """Text for calls that end because the server has closed the connection."""
+        return self.protocol.closed_reason
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the keepalive timer and end every call: the connection is lost."""
         if self._timer is not None:

@@ -178,7 +178,7 @@ class _Session:
         except OSError as exc:
             return self.protocol.connection_lost(f"the connection was lost: {exc}")
         if not size:
-            return self.protocol.connection_lost("the server closed the connection")
+            return self.protocol.connection_lost(self.protocol.closed_reason)
         return self.protocol.feed(self._buffer[:size])
 
     def _interrupted(self, reason: str) -> None:

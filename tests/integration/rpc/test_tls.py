@@ -165,6 +165,11 @@ async def test_client_that_does_not_speak_http2(
 
 async def test_plain_client_of_a_secure_server(server_tls: ssl.SSLContext) -> None:
     server = Server({})
-    async with server, await Channel.connect(await server.start(tls=server_tls)) as channel:
-        with pytest.raises(TransportError):
-            await channel.unary("/test/echo", b"")
+    async with server:
+        address = await server.start(tls=server_tls)
+        async with await Channel.connect(address) as channel:
+            with pytest.raises(TransportError, match="expect TLS or a client certificate"):
+                await channel.unary("/test/echo", b"")
+        text = "expect TLS or a client certificate"
+        with BlockingChannel(address) as blocking, pytest.raises(TransportError, match=text):
+            await asyncio.to_thread(blocking.unary, "/test/echo", b"", timeout=60.0)

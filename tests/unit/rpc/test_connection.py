@@ -389,6 +389,11 @@ def test_short_goaway_is_a_broken_connection() -> None:
     assert isinstance(failure(pair.client.feed(b"\0\0\x04\x07\0\0\0\0\0\0\0\0\0")), TransportError)
 
 
+def test_only_a_server_that_sent_nothing_may_have_expected_tls() -> None:
+    assert "expect TLS" in ClientConnection("server.test:9292").closed_reason
+    assert Pair().client.closed_reason == "the other side closed the connection"
+
+
 def test_connection_lost_ends_every_call() -> None:
     pair = Pair()
     calls = [pair.start(), pair.start()]
