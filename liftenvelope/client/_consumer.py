@@ -279,7 +279,8 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         Raises:
             FencedError: The message's partition belongs to another member now. That member gets the message
                 again.
-            NotMemberError: The consumer expired after missed heartbeats, and is rejoining the group.
+            NotMemberError: The consumer expired after missed heartbeats, and is rejoining the group. Go on
+                reading: messages that were not committed are delivered again.
             LiftEnvelopeError: An offset could not be stored, as for :meth:`Client.set_cursor`.
         """
         limit = None if timeout is None else as_seconds("timeout", timeout)

@@ -117,7 +117,8 @@ class ConsumerMember:
         before = self.state.answers
         while not (self.state.answers > before and self.state.is_settled):
             if self.state.next(self._clock()).do in (Do.JOIN, Do.LEAVE):
-                raise NotMemberError(f"{self._about}: the consumer is no longer a member, and joins again")
+                text = "is no longer a member, and joins again: go on reading"
+                raise NotMemberError(f"{self._about}: the consumer {text}, uncommitted messages come again")
             await self._step(deadline, hurried=self.state.is_settled)
             await self._unless_settled(deadline)
         return self.state.assignment

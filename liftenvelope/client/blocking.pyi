@@ -407,7 +407,8 @@ class BlockingConsumer(Blocking):
         Raises:
             FencedError: The message's partition belongs to another member now. That member gets the message
                 again.
-            NotMemberError: The consumer expired after missed heartbeats, and is rejoining the group.
+            NotMemberError: The consumer expired after missed heartbeats, and is rejoining the group. Go on
+                reading: messages that were not committed are delivered again.
             LiftEnvelopeError: An offset could not be stored, as for :meth:`BlockingClient.set_cursor`.
         """
     def pause(self, stream: str, partition: int) -> None:
