@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, Self, TypeVar
@@ -17,6 +18,7 @@ from liftenvelope.bulk.sources import LiftbridgeSource, RangedStream, narrowed_r
 from liftenvelope.errors import (
     CallTimeoutError,
     NoJetStreamError,
+    NoSuchPartitionError,
     NoSuchStreamError,
     NotLeaderError,
     ServerProtocolError,
@@ -156,16 +158,23 @@ class SourceBroker:
 
         return self._unless_gone(stream, ask) if may_miss else ask()
 
-    def _unless_gone(self, stream: str, ask: Callable[[], _T]) -> _T | None:
+    def _unless_gone(
+        self, stream: str, ask: Callable[[], _T], errors: tuple[type[Exception], ...] = _NOT_FOUND
+    ) -> _T | None:
         """Call a function; return None once the stream has been missing for ``_GONE_AFTER`` seconds.
 
         The next call does not wait again, unless the stream existed in between.
+
+        Args:
+            stream: Name of the stream.
+            ask: The function.
+            errors: Errors that say that it is missing.
         """
         patience = Patience(0.0 if stream in self._gone else _GONE_AFTER, longest=_GONE_POLL)
         while True:
             try:
                 found = ask()
-            except _NOT_FOUND:
+            except errors:
                 pause = patience.failed(time.monotonic())
                 if pause is None:
                     self._gone.add(stream)
@@ -245,10 +254,10 @@ class SourceBroker:
         published.
 
         Returns:
-            False if the stream was deleted, and ``failOnDataLoss`` is false.
+            False, with a warning, if the partition was deleted, and ``failOnDataLoss`` is false.
 
         Raises:
-            DataLossError: The partition ends before the range does, or the stream was deleted.
+            DataLossError: The partition ends before the range does, or it was deleted.
             TransportError: The range did not become readable within ``reconnectWait``, or no server could be
                 reached for that long.
         """
@@ -261,13 +270,17 @@ class SourceBroker:
         def ask() -> Extents:
             return self._patiently(lambda: self._extents((span.stream, span.partition)))
 
-        while (found := self._unless_gone(span.stream, ask)) is None or found.end < span.stop:
+        # A stream that was made anew may have fewer partitions.
+        missing = (*_NOT_FOUND, NoSuchPartitionError)
+        while (found := self._unless_gone(span.stream, ask, missing)) is None or found.end < span.stop:
             if found is None or found.log_end < span.stop:
-                if not self._options.fail_on_data_loss:
-                    return found is not None
                 state = "does not exist any more" if found is None else f"ends at offset {found.log_end}"
                 text = f"{name} {state}, but the batch reads up to {span.stop}"
-                raise DataLossError(f"{text}; set failOnDataLoss=false, or use a new checkpointLocation")
+                if self._options.fail_on_data_loss:
+                    raise DataLossError(f"{text}; set failOnDataLoss=false, or use a new checkpointLocation")
+                if found is None:
+                    _warn_of_loss(text)
+                return found is not None
             if (pause := patience.failed(time.monotonic())) is None:
                 text = f"{name} shows only {found.end} of {found.log_end} messages since its server crashed"
                 raise TransportError(f"{text}; publish one more message to it, and run the query again")
@@ -275,7 +288,7 @@ class SourceBroker:
         return True
 
     def check_whole(self, span: Span, done: int) -> None:
-        """Raise TransportError if a read ended early without an error.
+        """Raise TransportError if a read ended early without an error; warn of a loss that is passed over.
 
         Args:
             span: The range.
@@ -291,6 +304,14 @@ class SourceBroker:
         if done < stop - start:
             text = f"{span.stream}[{span.partition}]: read {done} of {stop - start} offsets from {start}"
             raise TransportError(f"{text}, because its server restarted during the read; run the task again")
+        if not self._source(span.stream).may_have_holes():
+            lost = span.stop - span.start - done
+            text = f"{lost} of {span.stop - span.start} offsets from {span.start}"
+            _warn_of_loss(f"{span.stream}[{span.partition}]: {text} were deleted before they were read")
+
+
+def _warn_of_loss(text: str) -> None:
+    warnings.warn(f"data loss: {text}", RuntimeWarning, stacklevel=3)
 
 
 def _close_all(sources: dict[str, RangedStream], listers: list[Lister]) -> None:

@@ -17,7 +17,15 @@ from liftenvelope.jetstream.names import check_consumer_name
 from liftenvelope.jetstream.names import check_stream_name as check_jetstream_name
 from liftenvelope.jetstream.subject_filter import SubjectFilter, parse_subjects
 from liftenvelope.spark._connection import CONNECTION_OPTIONS, ConnectionSettings, read_connection
-from liftenvelope.spark._offsets import LATEST, PartitionPlace, Places, check_order, end_places, start_places
+from liftenvelope.spark._offsets import (
+    LATEST,
+    Part,
+    PartitionPlace,
+    Places,
+    check_order,
+    end_places,
+    start_places,
+)
 from liftenvelope.spark._payload import bad_option, payload_option
 from liftenvelope.spark._schema import RowOptions
 from liftenvelope.spark._words import Words
@@ -92,6 +100,13 @@ class StreamSelection:
     streams: tuple[str, ...]
     partitions: Mapping[str, tuple[int, ...]] | None = None
     pattern: str | None = None
+
+    def includes(self, part: Part) -> bool:
+        """Return True if the options name a partition, whether it exists or not."""
+        stream, number = part
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, stream) is not None
+        return stream in self.streams and (self.partitions is None or number in self.partitions[stream])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -158,10 +158,12 @@ class Planner:
     """Plans the end of each batch of a streaming query.
 
     Args:
+        includes: Returns True if the options of the query name a partition.
         fail_on_data_loss: Fail the query if a partition is deleted or recreated.
     """
 
-    def __init__(self, *, fail_on_data_loss: bool) -> None:
+    def __init__(self, includes: Callable[[Part], bool], *, fail_on_data_loss: bool) -> None:
+        self._includes = includes
         self._fails = fail_on_data_loss
         self._target: Offsets | None = None
         self._last: float | None = None
@@ -217,7 +219,8 @@ class Planner:
         for part, offset in start.offsets.items():
             extent = extents.get(part)
             if extent is None:
-                self._lost(f"{_name(part)} does not exist any more; the query was at offset {offset}")
+                state = "does not exist" if self._includes(part) else "is not named by the options"
+                self._lost(f"{_name(part)} {state} any more; the query was at offset {offset}")
             elif offset > extent.log_end:
                 text = f"{_name(part)} ends at offset {extent.log_end}, but the query was at {offset}"
                 self._lost(f"{text}: the stream was recreated, or its newest messages were lost")

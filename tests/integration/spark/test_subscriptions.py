@@ -155,7 +155,8 @@ class TestDeletedStreams:
             # Only the first batch waits for the stream: another wait outlasts the test.
             patch.setattr(_broker, "_GONE_AFTER", 3_600.0)
             assert numbers(source, at) == (at, [])
-        assert list(source.read(Span(f"{name}-2", 0, 0, 1))) == []
+        with pytest.warns(RuntimeWarning, match=r"-2\[0\] does not exist any more, but the batch"):
+            assert list(source.read(Span(f"{name}-2", 0, 0, 1))) == []
         servers.make(f"{name}-2", 4)
         assert numbers(source, at)[1] == [4]
         source.close()
@@ -173,6 +174,48 @@ class TestDeletedStreams:
             source.stop_here()
         with pytest.warns(RuntimeWarning, match=r"-2\[0\] does not exist any more"):
             assert numbers(source, at)[1] == [3]
+        source.close()
+
+    def test_restarted_query_tells_its_lag_without_a_deleted_stream(
+        self, jetstream_server: NatsServer, name: str
+    ) -> None:
+        servers = jetstream_servers(jetstream_server)
+        first, _ = self.begun(servers, name, failOnDataLoss=False)
+        first.close()
+        # Spark asks for it before it plans a batch, if the last batch has to run again.
+        source = StreamingSource(self.options(servers, name, failOnDataLoss=False))
+        assert source.newest()["offsets"] == {f"{name}-1": {"0": 1}}
+        source.close()
+
+    def test_partition_that_the_new_stream_lacks_is_data_loss(
+        self, gateway_server: GatewayCluster, name: str
+    ) -> None:
+        servers, lost = liftbridge_servers(gateway_server), Span(name, 1, 0, 1)
+        gateway_server.create_stream(name, partitions=1)
+        text = r"\[1\] does not exist any more, but the batch reads up to 1"
+        source = StreamingSource(servers.options(subscribe=name))
+        with pytest.raises(DataLossError, match=text):
+            list(source.read(lost))
+        source.close()
+        source = StreamingSource(servers.options(subscribe=name, failOnDataLoss=False))
+        with pytest.warns(RuntimeWarning, match=text):
+            assert list(source.read(lost)) == []
+        source.close()
+
+    @pytest.mark.parametrize("narrower", [{"subscribe": "{}-1"}, {"subscribePattern": ".*-1"}])
+    def test_stream_that_the_options_leave_out_is_data_loss(
+        self, jetstream_server: NatsServer, name: str, narrower: dict[str, str]
+    ) -> None:
+        servers = jetstream_servers(jetstream_server)
+        servers.make(f"{name}-1", 1)
+        servers.make(f"{name}-2", 2)
+        source = StreamingSource(self.options(servers, name))
+        at, _ = numbers(source, source.initial())
+        source.close()
+        options = {option: value.format(name) for option, value in narrower.items()}
+        source = StreamingSource(servers.options(**options))
+        with pytest.raises(DataLossError, match=r"-2\[0\] is not named by the options any more"):
+            source.latest(at, limited=True)
         source.close()
 
     def test_unknown_stream_is_an_error_at_the_first_start(

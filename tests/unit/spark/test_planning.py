@@ -145,7 +145,7 @@ class TestRanges:
 
 
 def planner(*, fails: bool = True) -> Planner:
-    return Planner(fail_on_data_loss=fails)
+    return Planner(lambda _: True, fail_on_data_loss=fails)
 
 
 class TestBatches:
