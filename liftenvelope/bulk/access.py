@@ -160,10 +160,11 @@ class Target:
     Attributes:
         kind: Protocol of the servers.
         addresses: Addresses of the servers.
-        access: Connection options of the first server, also for servers that only the cluster names.
+        access: Connection options of the first server.
         secure: True if TLS is mandatory.
         logins: Connection options of each server, with the login of its own URL. Without one, that of the
-            caller's options is taken, or else that of the first URL that has one.
+            caller's options is taken, or else that of the first URL that has one. Servers that only the
+            cluster names get those of the server that named them.
     """
 
     kind: ServerKind

@@ -100,7 +100,9 @@ class JetStreamRequests:
         self.filters: tuple[str, ...] = ()
         self.access = target.access
         self.prefix = api_prefix(target.access.domain, target.access.api_prefix)
-        self._target = target
+        # Servers that the cluster names are added to the logins.
+        self._logins = dict(target.logins)
+        self._target = replace(target, logins=self._logins)
         self._addresses = list(target.addresses)
         self._turns = itertools.count()
         self._control: NatsSocket | None = None
@@ -137,18 +139,21 @@ class JetStreamRequests:
                 if deadline.is_over:  # servers may advertise many addresses that don't answer
                     break
             else:
-                self._learn(found.other_addresses)
+                self._learn(found)
                 if found.is_secure:
                     self._target = replace(self._target, secure=True)
                 return found
         assert error is not None
         raise TransportError(str(error)) from error
 
-    def _learn(self, addresses: list[str]) -> None:
+    def _learn(self, link: NatsSocket) -> None:
+        """Remember the servers that a server names. As they are of its cluster, they get its login."""
         known = {*self._addresses}
-        found: list[Address] = [parse_address(address) for address in addresses]
+        found: list[Address] = [parse_address(address) for address in link.other_addresses]
         fresh = [address for address in dict.fromkeys(found) if address not in known]
-        self._addresses += fresh[: max(self.access.max_brokers - len(known), 0)]
+        fresh = fresh[: max(self.access.max_brokers - len(known), 0)]
+        self._logins.update(dict.fromkeys(fresh, self._target.access_to(link.address)))
+        self._addresses += fresh
 
     def ask(
         self,

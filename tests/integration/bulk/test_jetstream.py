@@ -9,7 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from nats.js import JetStreamContext
 from liftenvelope import bulk
 from liftenvelope.bulk import Access, Gap, Progress, RetentionError
 from liftenvelope.bulk._jetstream.nats_socket import NatsSocket
+from liftenvelope.bulk._jetstream.source import JetStreamSource
 from liftenvelope.bulk.access import find_target
 from liftenvelope.client.positions import Timestamp
 from liftenvelope.envelope import new_message
@@ -35,6 +36,7 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
+from liftenvelope.testing._ports import free_port
 from tests.integration.bulk_streams import (
     BulkThreads,
     by_bulk,
@@ -494,6 +496,33 @@ class TestLogin:
             ):
                 with pytest.raises(StreamNotFoundError):
                     bulk.read(urls, "x")
+
+    def test_server_that_the_cluster_names_gets_the_login_of_the_one_that_named_it(self) -> None:
+        ports = [free_port(), free_port()]
+        routes = [f"nats://127.0.0.1:{port}" for port in ports]
+        with ExitStack() as stack:
+            first, second = (
+                stack.enter_context(
+                    run_nats_server(
+                        config={
+                            "cluster": {"name": "two", "listen": f"127.0.0.1:{port}", "routes": routes},
+                            "authorization": {"user": "bob", "password": "two"},
+                        }
+                    )
+                )
+                for port in ports
+            )
+            urls = f"nats://ann:one@127.0.0.1:{free_port()},nats://bob:two@{first.address}"
+            source = JetStreamSource(find_target(urls, None), "x")
+
+            def is_named() -> bool:
+                with closing(source.connect()) as link:
+                    return second.address in link.other_addresses
+
+            wait_for("the cluster to name its other server", is_named)
+            first.kill()
+            with closing(source.connect()) as link:
+                assert str(link.address) == second.address
 
     def test_refused_permission_of_a_user_with_a_short_password_is_not_retried(self) -> None:
         denied = {"publish": {"deny": ["$JS.API.STREAM.INFO.>"]}}
