@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from liftenvelope import bulk
-from liftenvelope._checks import as_choice, as_count, as_full_text, as_seconds, nearest
+from liftenvelope._checks import as_choice, as_count, as_full_text, as_seconds
 from liftenvelope._secrets import without_secrets
-from liftenvelope.bulk.access import Access, find_target
+from liftenvelope.archive._access import AccessConfig, read_access
+from liftenvelope.archive._toml_tables import check_keys, check_table
+from liftenvelope.bulk.access import find_target
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 from liftenvelope.gateway.http_endpoint import check_http
 from liftenvelope.gateway.toml_file import load_toml
 from liftenvelope.payload import as_payload
-from liftenvelope.rpc.tls_files import client_context
 
 __all__ = ["ArchiveConfig", "PipelineConfig", "read_archive_config", "with_http"]
 
@@ -44,8 +45,6 @@ _OF_STREAM: Final = {
     "partitions", "start", "stop", "columns", "envelope", "on_retention", "subjects", "payload", "on_bad",
     "batch_rows", "batch_bytes",
 }  # fmt: skip
-#: Keys of ``[pipeline.access]`` for PEM files, from which the TLS context of Access is made.
-_TLS_FILES: Final = ("tls_ca", "tls_cert", "tls_key")
 #: Options that are properties, with dots in their names and texts as values.
 _PROPERTIES: Final = ("catalog", "storage_options", "properties")
 #: Properties of REST catalogues that pyiceberg takes as tables.
@@ -87,9 +86,8 @@ class PipelineConfig:
         location: Path or URL of the target, or the name of its table.
         interval: Seconds between the end of a run and the next one.
         options: Arguments of the function that writes the target.
-        access: Connection options, but for the TLS files.
-        tls_files: PEM files of ``tls_ca``, ``tls_cert`` and ``tls_key``, None for those not given; None for
-            no files.
+        access: Connection options.
+        dead_letter_access: Connection options of the dead letters; None for those of their default.
         maintenance: Upkeep of the table; None for none.
     """
 
@@ -100,24 +98,9 @@ class PipelineConfig:
     location: str
     interval: float
     options: dict[str, Any] = field(default_factory=dict)
-    access: Access = field(default_factory=Access)
-    tls_files: tuple[str | None, str | None, str | None] | None = None
+    access: AccessConfig = field(default_factory=AccessConfig)
+    dead_letter_access: AccessConfig | None = None
     maintenance: Maintenance | None = None
-
-    def open_access(self) -> Access:
-        """Return the connection options, with what the TLS files hold now.
-
-        Raises:
-            UsageError: A file can't be read, or the files do not belong together.
-        """
-        if self.tls_files is None:
-            return self.access
-        try:
-            return replace(self.access, tls=client_context(*self.tls_files))
-        except OSError as exc:
-            given = ", ".join(repr(without_secrets(path)) for path in self.tls_files if path is not None)
-            text = f"{', '.join(_TLS_FILES)} must be PEM files that belong together, got {given}: {exc}"
-            raise UsageError(text) from exc
 
     def maintain(self) -> None:
         """Do the upkeep of the table.
@@ -128,7 +111,7 @@ class PipelineConfig:
         if self.maintenance is None:
             return
         make = getattr(bulk, _WRITERS[self.target])
-        access = self.open_access()
+        access = self.access.open()
         with make(self.source, self.stream, self.location, access=access, **self.options) as writer:
             writer.maintain(compact=self.maintenance.compact, expire_hours=self.maintenance.expire_hours)
 
@@ -142,9 +125,12 @@ class PipelineConfig:
         options = self.options
         letter = options.get("on_bad")
         if isinstance(letter, bulk.DeadLetter):
-            options = {**options, "on_bad": replace(letter, on_written=on_dead_letters)}
+            own = self.dead_letter_access
+            letter_access = letter.access if own is None else own.open()
+            letter = replace(letter, on_written=on_dead_letters, access=letter_access)
+            options = {**options, "on_bad": letter}
         function = getattr(bulk, _TARGETS[self.target][0])
-        access = self.open_access()
+        access = self.access.open()
         return function(self.source, self.stream, self.location, progress=progress, access=access, **options)
 
 
@@ -217,7 +203,7 @@ def read_archive_config(path: str) -> ArchiveConfig:
     """
     shown = without_secrets(path)
     found = load_toml(path, shown)
-    _check_keys(f"{shown}:", found, {"archive", "pipeline"})
+    check_keys(f"{shown}:", found, {"archive", "pipeline"})
     tables = found.get("pipeline", [])
     if not isinstance(tables, list) or not 1 <= len(tables) <= _MOST_PIPELINES:
         raise UsageError(
@@ -245,7 +231,7 @@ def _count(tables: object) -> object:
 
 
 def _settings(where: str, table: Any, pipelines: tuple[PipelineConfig, ...]) -> ArchiveConfig:
-    _check_table(where, table, {one.name for one in fields(ArchiveConfig)} - {"pipelines"})
+    check_table(where, table, {one.name for one in fields(ArchiveConfig)} - {"pipelines"})
     checks: dict[str, Callable[[str, Any], Any]] = {
         "http": as_full_text,
         "max_active": as_count,
@@ -266,45 +252,56 @@ def _pipeline(file: str, number: int, table: Any) -> PipelineConfig:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         text = "must be up to 100 letters, digits, dots, underscores and hyphens"
         raise UsageError(f"{file}: [[pipeline]] number {number}: name {text}, got {name!r:.80}")
-    _check_table(where, table, _OF_PIPELINE | _OF_STREAM)
+    check_table(where, table, _OF_PIPELINE | _OF_STREAM)
     kind, location, options = _target(where, table.get("target"))
     above = {key: value for key, value in table.items() if key in _OF_STREAM}
     _check_options(where, kind, above)
-    _read_payload(where, above)
-    access, tls_files = _access(where, table.get("access", {}))
-    pipeline = PipelineConfig(
+    access = read_access(f"{where} [pipeline.access]", table.get("access", {}))
+    source = _source(where, table)
+    try:
+        find_target(source, access.options)
+    except LiftEnvelopeError as exc:
+        raise UsageError(f"{where} source: {exc}") from None
+    letter_access = _read_payload(where, above)
+    return PipelineConfig(
         name=name,
-        source=_source(where, table),
+        source=source,
         stream=as_full_text(f"{where} stream", table.get("stream", "")),
         target=kind,
         location=location,
         interval=as_seconds(f"{where} interval", table.get("interval", 60.0)),
         options={**above, **options},
         access=access,
-        tls_files=tls_files,
+        dead_letter_access=letter_access,
         maintenance=_maintenance(where, kind, table.get("maintenance")),
     )
-    try:
-        find_target(pipeline.source, pipeline.access)
-    except LiftEnvelopeError as exc:
-        raise UsageError(f"{where} source: {without_secrets(exc)}") from None
-    try:
-        pipeline.open_access()
-    except LiftEnvelopeError as exc:
-        raise UsageError(f"{where} [pipeline.access] {exc}") from None
-    return pipeline
 
 
-def _read_payload(where: str, options: dict[str, Any]) -> None:
-    """Replace a table ``on_bad`` by a dead letter, and check the payload."""
+def _read_payload(where: str, options: dict[str, Any]) -> AccessConfig | None:
+    """Replace a table ``on_bad`` by a dead letter, and check the payload.
+
+    Returns:
+        Connection options of the dead letters; None if they have none of their own.
+    """
     try:
         as_payload(options.get("payload"))
-        letter = options.get("on_bad")
-        if isinstance(letter, dict):
-            _check_keys(f"{where} on_bad", letter, {"stream", "subject", "source"})
-            options["on_bad"] = bulk.DeadLetter(**{"stream": "", **letter})
     except LiftEnvelopeError as exc:
         raise UsageError(f"{where} {exc}") from exc
+    table = options.get("on_bad")
+    if not isinstance(table, dict):
+        return None
+    check_keys(f"{where} on_bad", table, {"stream", "subject", "source", "access"})
+    as_full_text(f"{where} on_bad stream", table.get("stream", ""))
+    given = {name: value for name, value in table.items() if name != "access"}
+    access = read_access(f"{where} [pipeline.on_bad.access]", table["access"]) if "access" in table else None
+    try:
+        letter = bulk.DeadLetter(**given)
+        if letter.source is not None:
+            find_target(letter.source, None if access is None else access.options)
+    except LiftEnvelopeError as exc:
+        raise UsageError(f"{where} on_bad: {exc}") from None
+    options["on_bad"] = letter
+    return access
 
 
 def _source(where: str, table: Mapping[str, Any]) -> str:
@@ -376,25 +373,7 @@ def _check_options(where: str, kind: str, options: Mapping[str, Any]) -> None:
     known = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
     if any(one.kind is one.VAR_KEYWORD for one in parameters):
         known |= bulk.TableOptions.__optional_keys__
-    _check_keys(where, options, known - _OWN)
-
-
-def _access(where: str, table: Any) -> tuple[Access, tuple[str | None, str | None, str | None] | None]:
-    here = f"{where} [pipeline.access]"
-    _check_table(here, table, {one.name for one in fields(Access)} | {*_TLS_FILES})
-    options = {name: value for name, value in table.items() if name not in _TLS_FILES}
-    ca, cert, key = (
-        as_full_text(f"{here} {name}", table[name]) if name in table else None for name in _TLS_FILES
-    )
-    given = [name for name in _TLS_FILES if name in table]
-    if given and not options.setdefault("tls", True):
-        raise UsageError(f"{here} tls = false and {given[0]} exclude each other; leave one of them out")
-    if key is not None and cert is None:
-        raise UsageError(f"{here} tls_key needs tls_cert; give both")
-    try:
-        return Access(**options), (ca, cert, key) if given else None
-    except UsageError as exc:
-        raise UsageError(f"{here} {exc}") from exc
+    check_keys(where, options, known - _OWN)
 
 
 def _maintenance(where: str, kind: str, table: Any) -> Maintenance | None:
@@ -403,22 +382,10 @@ def _maintenance(where: str, kind: str, table: Any) -> Maintenance | None:
     here = f"{where} [pipeline.maintenance]"
     if kind not in _WRITERS:
         raise UsageError(f"{here} must be for a table, {' or '.join(_WRITERS)}, got kind {kind!r}")
-    _check_table(here, table, {one.name for one in fields(Maintenance)})
+    check_table(here, table, {one.name for one in fields(Maintenance)})
     found = Maintenance(**table)
     as_seconds(f"{here} interval", found.interval)
     as_choice(f"{here} compact", found.compact, (True, False) if kind == "delta" else (False,))
     if found.expire_hours is not None:
         as_count(f"{here} expire_hours", found.expire_hours)
     return found
-
-
-def _check_table(where: str, table: Any, known: set[str]) -> None:
-    if not isinstance(table, dict):
-        raise UsageError(f"{where} must be a table, got {type(table).__name__}")
-    _check_keys(where, table, known)
-
-
-def _check_keys(where: str, table: Mapping[str, Any], known: set[str]) -> None:
-    for key in table:
-        if key not in known:
-            raise UsageError(f"{where} {key} is unknown: {nearest(key, known)}")

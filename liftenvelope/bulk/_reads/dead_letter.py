@@ -77,13 +77,17 @@ class LetterBox:
     def __init__(
         self, letter: DeadLetter, source: Source, stream: str, access: Access | None, *, envelope: bool
     ) -> None:
-        if letter.source is None and letter.stream == stream:
-            raise UsageError(f"on_bad must name another stream than the one to read, got {stream!r}")
         self._source = source if letter.source is None else letter.source
         self._access = access if letter.source is None and letter.access is None else letter.access
+        target = find_target(self._source, self._access)
+        # A stream that takes its own bad messages would grow with each read.
+        if letter.stream == stream and not {*target.addresses}.isdisjoint(
+            find_target(source, access).addresses
+        ):
+            raise UsageError(f"on_bad must name another stream than the one to read, got {stream!r}")
         self._letter = letter
         self._stream = stream
-        self._is_nats = find_target(self._source, self._access).kind is ServerKind.NATS
+        self._is_nats = target.kind is ServerKind.NATS
         self._envelope = envelope and self._is_nats
         if self._is_nats and letter.subject is None:
             raise UsageError("on_bad: subject must be given for a dead letter stream of JetStream, got None")

@@ -165,6 +165,28 @@ async def test_dead_letters_are_counted(url: str, name: str, tmp_path: Path) -> 
     assert bulk.read(url, f"{name}-BAD").read_all().num_rows == 3
 
 
+async def test_dead_letters_go_to_servers_with_a_login_of_their_own(
+    url: str, name: str, tmp_path: Path
+) -> None:
+    await asyncio.to_thread(make_stream, url, name)
+    await asyncio.to_thread(publish, url, [(f"{name}.a", b"oops", None)])
+    with jetstream(config={"authorization": {"user": "letters", "password": "s3cr3t"}}) as other:
+        bad = f"nats://letters:s3cr3t@{other.address}"
+        await asyncio.to_thread(make_stream, bad, f"{name}-BAD")
+        path = Path(config_of(tmp_path, url, name))
+        letters = (
+            f'[pipeline.on_bad]\nstream = "{name}-BAD"\nsubject = "{name}-BAD.a"\n'
+            f'source = "nats://{other.address}"\n'
+            '[pipeline.on_bad.access]\nuser = "letters"\npassword = "s3cr3t"\n'
+        )
+        text = path.read_text().replace("interval", 'payload = "json"\ninterval')
+        path.write_text(text.replace("[pipeline.target]", f"{letters}[pipeline.target]"))
+        config = read_archive_config(str(path))
+        assert "s3cr3t" not in repr(config.shown())
+        assert await ArchiveDaemon(config).run(once=True)
+        assert bulk.read(bad, f"{name}-BAD").read_all()["value"].to_pylist() == [b"oops"]
+
+
 async def test_stop_keeps_what_a_run_under_way_has_read(
     url: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -296,8 +296,12 @@ class TestColumns:
         with pytest.raises(UsageError, match=fault):
             bulk.read(url, stream, **how)
 
-    def test_dead_letters_do_not_go_to_the_stream_itself(self, url: str, stream: str) -> None:
-        letter = bulk.DeadLetter(stream=stream, subject=f"{stream}.dead")
+    @pytest.mark.parametrize("names_source", [False, True])
+    def test_dead_letters_do_not_go_to_the_stream_itself(
+        self, url: str, stream: str, names_source: bool
+    ) -> None:
+        source = f"{url},nats://127.0.0.1:1" if names_source else None
+        letter = bulk.DeadLetter(stream=stream, subject=f"{stream}.dead", source=source)
         with pytest.raises(UsageError, match="on_bad must name another stream"):
             bulk.read(url, stream, payload="json", on_bad=letter)
 

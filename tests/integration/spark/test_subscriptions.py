@@ -212,7 +212,7 @@ class TestDeletedStreams:
         source = StreamingSource(self.options(servers, name))
         at, _ = numbers(source, source.initial())
         source.close()
-        options = {option: value.format(name) for option, value in narrower.items()}
+        options: dict[str, Any] = {option: value.format(name) for option, value in narrower.items()}
         source = StreamingSource(servers.options(**options))
         with pytest.raises(DataLossError, match=r"-2\[0\] is not named by the options any more"):
             source.latest(at, limited=True)

@@ -37,7 +37,7 @@ def test_options_reach_the_function_and_secrets_are_not_shown(tmp_path: Path) ->
     config = read_archive_config(write(tmp_path, text))
     (pipeline,) = config.pipelines
     assert pipeline.options == {"partitions": [0], "rotate_rows": 7}
-    assert (pipeline.interval, pipeline.access.timeout, pipeline.location) == (5.0, 3, "archive")
+    assert (pipeline.interval, pipeline.access.options.timeout, pipeline.location) == (5.0, 3, "archive")
     assert "secret" not in repr(config.shown())
     assert config.shown()["pipeline"][0]["target"] == {"kind": "parquet", "path": "archive", "rotate_rows": 7}
 
@@ -51,7 +51,7 @@ tls_server_name = {{ "inside:9292" = "broker.example" }}
 address_map = {{ "inside:9292" = "127.0.0.1:19292" }}
 {TARGET}"""
     (pipeline,) = read_archive_config(write(tmp_path, text)).pipelines
-    access = pipeline.open_access()
+    access = pipeline.access.open()
     assert access.address_map == {"inside:9292": "127.0.0.1:19292"}
     assert access.tls_server_name == {"inside:9292": "broker.example"}
     assert access.context is not None
@@ -98,6 +98,15 @@ def test_table_takes_a_payload_dead_letters_and_maintenance(tmp_path: Path) -> N
         ),
         ('payload = { format = "avro" }\n' + TARGET, "options of avro must be complete"),
         ('on_bad = { streem = "B" }\n' + TARGET, "on_bad streem is unknown: did you mean stream"),
+        ('on_bad = { subject = "b" }\n' + TARGET, "on_bad stream must .*, got ''"),
+        (
+            'on_bad = { stream = "B", source = "http://me:s3cr3t@h" }\n' + TARGET,
+            "orders: on_bad: a URL must be nats://host:port, .*, got 'http://h'",
+        ),
+        (
+            '[pipeline.on_bad]\nstream = "B"\n[pipeline.on_bad.access]\ntimeout = 0\n' + TARGET,
+            r"\[pipeline.on_bad.access\] timeout must be .*, got 0",
+        ),
         (
             TARGET + "[pipeline.maintenance]\ncompact = true\n",
             "must be for a table, iceberg or delta, got kind",
