@@ -66,8 +66,10 @@ class NatsSocket:
     Args:
         address: Address of the server.
         target: Connection options.
+        server_name: Name that its certificate must have; None for the host of the address.
 
     Attributes:
+        address, server_name: As given.
         view: Buffer of received bytes.
         start, end: Range of ``view`` with bytes received and not yet consumed.
         max_payload: Longest message in bytes that the server accepts.
@@ -84,8 +86,9 @@ class NatsSocket:
         ServerProtocolError: The server does not speak the NATS protocol.
     """
 
-    def __init__(self, address: Address, target: Target) -> None:
+    def __init__(self, address: Address, target: Target, server_name: str | None = None) -> None:
         self.address = address
+        self.server_name = server_name or address.host
         self._access: Access = target.access_to(address)
         self._buffer = bytearray(_BUFFER)
         self.view = memoryview(self._buffer)
@@ -149,7 +152,7 @@ class NatsSocket:
             raise ServerProtocolError(f"{self.address} sent more than its greeting before TLS")
         try:
             self._socket.settimeout(self._left(deadline, "its part of the TLS handshake"))
-            self._socket = context.wrap_socket(self._socket, server_hostname=self.address.host)
+            self._socket = context.wrap_socket(self._socket, server_hostname=self.server_name)
         except OSError as exc:
             raise TransportError(f"{self.address}: TLS failed: {exc}") from exc
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -104,6 +105,8 @@ class JetStreamRequests:
         self._logins = dict(target.logins)
         self._target = replace(target, logins=self._logins)
         self._addresses = list(target.addresses)
+        # By address that a server named: name in the certificate of that server.
+        self._names: dict[Address, str] = {}
         self._turns = itertools.count()
         self._control: NatsSocket | None = None
         self._lock = threading.Lock()
@@ -133,7 +136,7 @@ class JetStreamRequests:
         for _ in range(len(self._addresses)):
             address = self._addresses[next(self._turns) % len(self._addresses)]
             try:
-                found = NatsSocket(address, self._target)
+                found = self._open(address)
             except (TransportError, CallTimeoutError) as exc:
                 error = exc
                 if deadline.is_over:  # servers may advertise many addresses that don't answer
@@ -146,6 +149,20 @@ class JetStreamRequests:
         assert error is not None
         raise TransportError(str(error)) from error
 
+    def _open(self, address: Address) -> NatsSocket:
+        """Connect to a server.
+
+        Servers name each other by IP addresses, and often have certificates for host names alone. So the
+        certificate may also be for the host of the server that named this one, as in nats.go and nats-py.
+        """
+        try:
+            return NatsSocket(address, self._target)
+        except TransportError as exc:
+            name = self._names.get(address)
+            if name is None or not isinstance(exc.__cause__, ssl.SSLCertVerificationError):
+                raise
+            return NatsSocket(address, self._target, name)
+
     def _learn(self, link: NatsSocket) -> None:
         """Remember the servers that a server names. As they are of its cluster, they get its login."""
         known = {*self._addresses}
@@ -153,6 +170,7 @@ class JetStreamRequests:
         fresh = [address for address in dict.fromkeys(found) if address not in known]
         fresh = fresh[: max(self.access.max_brokers - len(known), 0)]
         self._logins.update(dict.fromkeys(fresh, self._target.access_to(link.address)))
+        self._names.update(dict.fromkeys(fresh, link.server_name))
         self._addresses += fresh
 
     def ask(

@@ -471,6 +471,41 @@ class TestErrors:
             bulk.read("nats://127.0.0.1:1", "numbers", **options)
 
 
+@contextmanager
+def cluster_of_two(**config: Any) -> Iterator[tuple[NatsServer, NatsServer]]:
+    ports = [free_port(), free_port()]
+    routes = [f"nats://127.0.0.1:{port}" for port in ports]
+    with ExitStack() as stack:
+        first, second = (
+            stack.enter_context(
+                run_nats_server(
+                    config={
+                        "cluster": {"name": "two", "listen": f"127.0.0.1:{port}", "routes": routes},
+                        **config,
+                    }
+                )
+            )
+            for port in ports
+        )
+        yield first, second
+
+
+def check_other_server_is_reached(
+    urls: str, access: Access | None, first: NatsServer, second: NatsServer
+) -> None:
+    """Kill the server of a cluster that the URLs name, and connect to the one that only that server names."""
+    source = JetStreamSource(find_target(urls, access), "x")
+
+    def is_named() -> bool:
+        with closing(source.connect()) as link:
+            return second.address in link.other_addresses
+
+    wait_for("the cluster to name its other server", is_named)
+    first.kill()
+    with closing(source.connect()) as link:
+        assert str(link.address) == second.address
+
+
 class TestLogin:
     def test_user_and_password(self) -> None:
         config = {"authorization": {"user": "ann", "password": "s3cret/@"}}
@@ -498,31 +533,9 @@ class TestLogin:
                     bulk.read(urls, "x")
 
     def test_server_that_the_cluster_names_gets_the_login_of_the_one_that_named_it(self) -> None:
-        ports = [free_port(), free_port()]
-        routes = [f"nats://127.0.0.1:{port}" for port in ports]
-        with ExitStack() as stack:
-            first, second = (
-                stack.enter_context(
-                    run_nats_server(
-                        config={
-                            "cluster": {"name": "two", "listen": f"127.0.0.1:{port}", "routes": routes},
-                            "authorization": {"user": "bob", "password": "two"},
-                        }
-                    )
-                )
-                for port in ports
-            )
+        with cluster_of_two(authorization={"user": "bob", "password": "two"}) as (first, second):
             urls = f"nats://ann:one@127.0.0.1:{free_port()},nats://bob:two@{first.address}"
-            source = JetStreamSource(find_target(urls, None), "x")
-
-            def is_named() -> bool:
-                with closing(source.connect()) as link:
-                    return second.address in link.other_addresses
-
-            wait_for("the cluster to name its other server", is_named)
-            first.kill()
-            with closing(source.connect()) as link:
-                assert str(link.address) == second.address
+            check_other_server_is_reached(urls, None, first, second)
 
     def test_refused_permission_of_a_user_with_a_short_password_is_not_retried(self) -> None:
         denied = {"publish": {"deny": ["$JS.API.STREAM.INFO.>"]}}
@@ -594,6 +607,22 @@ class TestTls:
             for url in (server.url, f"tls://{server.address}"):
                 with pytest.raises(TransportError, match="TLS failed"):
                     bulk.read(url, "x")  # nobody has told us of the authority
+
+    def test_address_that_the_cluster_names_may_have_the_certificate_of_the_one_that_named_it(
+        self, tmp_path: Path
+    ) -> None:
+        authority = trustme.CA()
+        leaf = authority.issue_cert("localhost")
+        leaf.private_key_pem.write_to_path(tmp_path / "key.pem")
+        leaf.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+        tls = {"cert_file": str(tmp_path / "cert.pem"), "key_file": str(tmp_path / "key.pem")}
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        with cluster_of_two(tls=tls) as (first, second):
+            url = f"tls://localhost:{first.port}"
+            check_other_server_is_reached(url, Access(tls=context), first, second)
+            with pytest.raises(TransportError, match="TLS failed"):  # named by the user, not by a server
+                bulk.read(f"tls://{second.address}", "x", access=Access(tls=context))
 
     def test_woken_connection_keeps_tls(self, tmp_path: Path) -> None:
         """The thread that is woken may read or send once more: never in plain text."""
