@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import check_calls
 from liftenvelope.bulk._engine.schema import HEADERS
+from liftenvelope.bulk._writes.publisher import RowTooLongError
 from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
 from liftenvelope.bulk.writing import write
-from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.errors import (
+    LiftEnvelopeError,
+    MessageTooLargeError,
+    StreamMessageTooLargeError,
+    UsageError,
+    UsageTypeError,
+)
 from liftenvelope.jetstream.publish_frames import header_block
 
 if TYPE_CHECKING:
@@ -33,7 +40,8 @@ class DeadLetter:
     Each bad message is written with its own value, key and headers, before the good rows of its batch are
     handed out. It gets the headers ``Liftenvelope-Bad-Reason``, ``-Stream``, ``-Partition`` and ``-Offset``.
     A read that is repeated writes them again: at least once. On JetStream, their message ids remove such
-    duplicates within the ``duplicate_window`` of the stream.
+    duplicates within the ``duplicate_window`` of the stream. A message that is too long with these headers is
+    written without its value, key and headers, and with ``Liftenvelope-Bad-Size``, the length of its value.
 
     Attributes:
         stream: Name of an existing stream.
@@ -104,12 +112,32 @@ class LetterBox:
         table = pa.table({"value": rows["value"], "headers": pa.array(headers, HEADERS)})
         if self._envelope or not self._is_nats:
             table = table.append_column("key", rows["key"])
+        try:
+            self._write(table)
+        except LiftEnvelopeError as exc:
+            if not _is_too_long(exc):
+                raise
+            for number in range(table.num_rows):
+                self._write_one(table.slice(number, 1), places[number], reasons[number])
+        if self._letter.on_written is not None:
+            self._letter.on_written(rows.num_rows)
+
+    def _write(self, table: pa.Table) -> None:
         options: dict[str, Any] = {"envelope": self._envelope} if self._is_nats else {}
         if self._is_nats:
             options["subject"] = self._letter.subject
         write(self._source, self._letter.stream, table, access=self._access, **options)
-        if self._letter.on_written is not None:
-            self._letter.on_written(rows.num_rows)
+
+    def _write_one(self, letter: pa.Table, place: Mapping[str, Any], reason: str) -> None:
+        """Write a bad message, without its content if it is too long: it must not stop those after it."""
+        try:
+            self._write(letter)
+        except LiftEnvelopeError as exc:
+            if not _is_too_long(exc):
+                raise
+            size = b"%d" % letter["value"][0].as_buffer().size
+            own = [*self._headers({**place, "headers": ()}, reason), (f"{_PREFIX}Size", size)]
+            self._write(pa.table({"value": [b""], "headers": pa.array([own], HEADERS)}))
 
     def _headers(self, row: Mapping[str, Any], reason: str) -> Iterator[tuple[str, bytes]]:
         for name, value in row["headers"]:
@@ -123,6 +151,12 @@ class LetterBox:
         yield f"{_PREFIX}Stream", self._stream.encode()
         yield f"{_PREFIX}Partition", b"%d" % row["partition"]
         yield f"{_PREFIX}Offset", b"%d" % row["offset"]
+
+
+def _is_too_long(error: LiftEnvelopeError) -> bool:
+    """Return True if a server, or the stream, takes no message of that length."""
+    refused = (StreamMessageTooLargeError, MessageTooLargeError)
+    return isinstance(error, RowTooLongError) or isinstance(error.__cause__, refused)
 
 
 def _is_plain(name: str, value: bytes | None) -> bool:

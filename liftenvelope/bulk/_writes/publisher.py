@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from liftenvelope.bulk._writes.portions import Portion
     from liftenvelope.bulk.outgoing import Written
 
-__all__ = ["MOST_BYTES", "NO_RESPONDERS", "PIECE", "RowPublisher", "WriteLink"]
+__all__ = ["MOST_BYTES", "NO_RESPONDERS", "PIECE", "RowPublisher", "RowTooLongError", "WriteLink"]
 
 #: Upper bound of accepted sequences: they are kept as signed 64-bit integers. No stream reaches the bound.
 _SEQUENCES: Final = 2**63
@@ -46,6 +46,10 @@ MOST_BYTES: Final = 16 * 1024 * 1024
 #: Seconds to wait for an answer before calling ``idle``.
 _TURN: Final = 0.5
 NO_RESPONDERS: Final = 503
+
+
+class RowTooLongError(UsageError):
+    """A row is longer than the server's largest message; nothing of its portion was sent."""
 
 
 class WriteLink:
@@ -290,13 +294,13 @@ class RowPublisher(ABC):
         """Check that no row exceeds the server's maximum payload.
 
         Raises:
-            UsageError: A row is too long.
+            RowTooLongError: A row is too long.
         """
         limit = self._link.max_payload
         if self._subject is None:
             self._subject = portion.commands.subject_at(0)
         row, size = portion.commands.oversize(limit, form, portion.first, 1)
         if row >= 0:
-            raise UsageError(
+            raise RowTooLongError(
                 f"row {portion.first + row} must be at most {limit} bytes, the server's limit, got {size}"
             )

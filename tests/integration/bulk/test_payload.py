@@ -193,6 +193,30 @@ class TestBadMessages:
             "Liftenvelope-Bad-Offset": b"0",
         }
 
+    @pytest.mark.parametrize(
+        ("size", "config"),
+        [(1024 * 1024 - 20, {}), (1_000, {"max_msg_size": 500})],
+        ids=["max_payload", "max_msg_size"],
+    )
+    def test_message_that_is_too_long_becomes_a_dead_letter_without_its_value(
+        self, url: str, stream: str, size: int, config: dict[str, int]
+    ) -> None:
+        write(url, stream, pa.table({"value": [b"oops", b"x" * size, b'{"id": 1}']}))
+        dead = f"{stream}-dead"
+        make_stream(url, dead, **config)
+        letter = bulk.DeadLetter(stream=dead, subject=f"{dead}.x")
+        schema = Json(pa.schema({"id": pa.int64()}))
+        assert bulk.read(url, stream, payload=schema, on_bad=letter).read_all()["id"].to_pylist() == [1]
+        first, second = bulk.read(url, dead, columns=["value", "headers"]).read_all().to_pylist()
+        assert first["value"] == b"oops"
+        assert "Liftenvelope-Bad-Size" not in dict(first["headers"])
+        headers = dict(second["headers"])
+        assert (second["value"], headers["Liftenvelope-Bad-Size"]) == (b"", b"%d" % size)
+        assert (headers["Liftenvelope-Bad-Offset"], headers["Nats-Msg-Id"]) == (
+            b"1",
+            f"{stream}-0-1".encode(),
+        )
+
     def test_dead_letter_keeps_the_key_of_an_envelope(self, url: str, stream: str) -> None:
         rows = pa.table({"value": [b"oops"], "key": [b"k"]})
         write(url, stream, rows, envelope=True)
