@@ -29,8 +29,9 @@ class Written:
     Attributes:
         acked: Number of rows stored: all rows of the write.
         bytes: Total size of the values in bytes.
-        duplicates: Number of rows that the stream already had, by message id. With fast ingest, the server
-            does not report duplicates inside a batch.
+        duplicates: Number of rows that the stream already had, by message id. Rows that this write had stored
+            and sent again after a lost connection count as well. With fast ingest, the server does not report
+            duplicates inside a batch.
         offsets: First and last offset of the rows, by partition.
     """
 
