@@ -58,7 +58,6 @@ class CommitConsumers:
         requests = self._requests.get(stream)
         if requests is None:
             requests = self._requests[stream] = self._opened(stream)
-            self._create(requests)
         requests.ask(_ack_floor, f"CONSUMER.RESET.{stream}.{self._name}", {"seq": offset + 1})
 
     def _opened(self, stream: str) -> JetStreamSource:
@@ -72,7 +71,13 @@ class CommitConsumers:
                 reconnect_wait=min(access.reconnect_wait, _TIMEOUT),
             ),
         )
-        return JetStreamSource(target, stream)
+        requests = JetStreamSource(target, stream)
+        try:
+            self._create(requests)
+        except BaseException:  # the next call must not move a consumer of an application
+            requests.close()
+            raise
+        return requests
 
     def _create(self, requests: JetStreamSource) -> None:
         """Create the consumer, unless it exists: an equal one is that of an earlier run of the query."""

@@ -66,6 +66,8 @@ class QueryCursors:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._set: Offsets = {}
+        # Once all positions of a batch were stored, no failure ends the query.
+        self._has_begun = False
         # By partition whose position was not stored: number of that failure.
         self._failed: dict[tuple[str, int], int] = {}
         self._failures = 0
@@ -82,12 +84,11 @@ class QueryCursors:
     def show(self, offsets: Offsets) -> None:
         """Store the positions after the last offsets that were processed.
 
-        After the first success a failure only warns: it must not end the query. It ends the call, since the
-        query waits for it, and may take as long for each partition. The next call stores the positions in the
-        other partitions first.
+        A failure warns, since it must not end the query. It ends the call: the query waits for it, and it may
+        take as long for each partition. The next call stores the positions in the other partitions first.
 
         Raises:
-            OptionError: The servers keep no positions.
+            OptionError: The servers, or a stream, can't keep the positions, and the query has just begun.
         """
         if self._store is None:
             return
@@ -98,6 +99,7 @@ class QueryCursors:
                 self._failed[part] = self._failures
                 return
             self._failed.pop(part, None)
+        self._has_begun = self._has_begun or bool(moved)
 
     def _show(self, store: _PositionStore, part: tuple[str, int], offset: int) -> bool:
         """Store a position; return False, and warn, if that fails."""
@@ -106,7 +108,7 @@ class QueryCursors:
         except LiftEnvelopeError as exc:
             if isinstance(exc, CursorsUnavailableError) and not self._set:
                 raise OptionError(f"{self._label}: {exc}; leave commitCursor out") from exc
-            if isinstance(exc, OptionError) and not self._set:
+            if isinstance(exc, OptionError) and not self._has_begun:
                 raise
             text = f"{self._label}: position in {part[0]}[{part[1]}] was not stored: {exc}"
             warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -342,14 +342,16 @@ class TestCommitConsumers:
         source.close()
 
     def test_consumer_of_an_application_is_not_moved(self, jetstream_server: NatsServer, name: str) -> None:
+        """Of two streams, the one with the consumer is the second."""
         servers = jetstream_servers(jetstream_server)
-        servers.make(name, 1, 2)
+        for stream in (f"{name}-1", f"{name}-2"):
+            servers.make(stream, 1, 2)
         config = ConsumerConfig(durable_name="q", ack_policy=ConsumerAckPolicy.EXPLICIT)
-        with_jetstream(jetstream_server.url, lambda js: js.add_consumer(name, config))
-        source = StreamingSource(servers.options(subscribe=name, commitConsumer="q"))
+        with_jetstream(jetstream_server.url, lambda js: js.add_consumer(f"{name}-2", config))
+        source = StreamingSource(servers.options(subscribe=f"{name}-1,{name}-2", commitConsumer="q"))
         with pytest.raises(OptionError, match="consumer of that name with another config; choose another"):
             source.done(source.initial())
-        assert position(jetstream_server, name, "q") == (0, 2)
+        assert position(jetstream_server, f"{name}-2", "q") == (0, 2)
         source.close()
 
     def test_stream_whose_consumers_keep_messages_is_refused(
