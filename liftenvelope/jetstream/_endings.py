@@ -9,9 +9,10 @@ these conditions holds:
 - Every pull has been filled or has expired. This condition is exact, and applies while messages keep coming.
 - The consumer has nothing to deliver and has sent nothing for :data:`QUIET` seconds. A message published
   within about 50 microseconds of the unsubscription can still be lost. The longer the silence, the lower the
-  risk. A server that stood still for that long and then answers before it reads what was published meanwhile
-  raises the risk. Time in which this process stood still proves no silence: messages may wait in the socket.
-  The quiet period therefore starts anew after each pause of the event loop.
+  risk. A server that stood still for that long may answer before it reads what was published meanwhile. Two
+  answers must therefore show it, the second to a request sent after the first: in that round trip the server
+  reads its other sockets too. Time in which this process stood still proves no silence: messages may wait in
+  the socket. The quiet period therefore starts anew after each pause of the event loop.
 - The consumer has delivered nothing to anyone for :data:`STALLED` seconds although messages are pending: it
   is paused or waits for acks. Two answers of the server must show that, because a server that stood still
   sends nothing either.
@@ -48,6 +49,8 @@ _LOOK: Final = 0.005
 _LATE: Final = 0.1
 #: Seconds between two requests for the consumer's info.
 _ASK: Final = 0.1
+#: Answers in a row that must show an empty consumer.
+_EMPTY: Final = 2
 
 
 class Informed(Protocol):
@@ -88,10 +91,10 @@ async def until_nothing_is_owed(feed: Owed, source: Informed, deadline: float) -
                 asking, asked_at = loop.create_task(_position(source, deadline - now)), now
             elif asking is not None and asking.done():
                 # The connection is ordered: messages sent before this answer were read before the answer.
-                ends = evidence.shows_the_end(asking.result(), asked_at, now)
-                if ends and quiet_since + QUIET <= asked_at:
+                was_quiet = quiet_since + QUIET <= asked_at
+                if evidence.shows_the_end(asking.result() if was_quiet else None, asked_at, now):
                     return
-                asking, ask_at = None, now + _ASK
+                asking, ask_at = None, now if evidence.empty else now + _ASK
             due = now + _LOOK
             await asyncio.sleep(_LOOK)
     finally:
@@ -112,9 +115,14 @@ class _Position(NamedTuple):
 
 
 class _Evidence:
-    """Judges from a consumer's positions whether it will deliver anything."""
+    """Judges from a consumer's positions whether it will deliver anything.
+
+    Attributes:
+        empty: Number of answers in a row that had no message to deliver and the same number of deliveries.
+    """
 
     def __init__(self) -> None:
+        self.empty = 0
         self._delivered = -1
         # Event loop time when that number of deliveries was first reported.
         self._since = 0.0
@@ -123,15 +131,17 @@ class _Evidence:
         """Return whether the consumer is empty or stalled.
 
         Args:
-            position: Position in the server's answer; None if there was none.
+            position: Position in the server's answer; None if there was none, or if it proves nothing.
             asked_at: Event loop time of the request.
             now: Event loop time of the answer.
         """
         if position is None:
+            self.empty = 0
             return False
         if position.delivered != self._delivered:
-            self._delivered, self._since = position.delivered, now
-        return position.pending == 0 or asked_at - self._since >= STALLED
+            self._delivered, self._since, self.empty = position.delivered, now, 0
+        self.empty = 0 if position.pending else self.empty + 1
+        return self.empty == _EMPTY or asked_at - self._since >= STALLED
 
 
 async def _position(source: Informed, timeout: float) -> _Position | None:

@@ -161,7 +161,7 @@ class PullCore:
         self._refill(now)
 
     def stop(self) -> None:
-        """Stop pulling."""
+        """Stop pulling. A silent server still owes the open pulls, until they expire."""
         self._stopped = True
 
     @property
@@ -384,7 +384,8 @@ class PullCore:
 
     def _missed_heartbeats(self, now: float) -> bool:
         beat = self.limits.idle_heartbeat
-        return self._online and bool(beat) and bool(self._waiting) and now - self._heard >= 2 * beat
+        is_due = self._online and not self._stopped and bool(beat) and bool(self._waiting)
+        return is_due and now - self._heard >= 2 * beat
 
     def _refill(self, now: float) -> None:
         """Pull up to the limit if the amount is below the threshold, or if the pin needs a pull.

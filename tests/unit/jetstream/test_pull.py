@@ -301,6 +301,15 @@ class TestHeartbeats:
         core.tick(10.0)
         assert did(core) == []
 
+    def test_silent_server_owes_the_pulls_of_a_drain_until_they_expire(self) -> None:
+        core = core_of(idle_heartbeat=1.0, expires=10.0)
+        did(core)
+        core.stop()
+        core.tick(9.0)
+        assert (did(core), core.asked) == ([], 100)
+        core.tick(12.0)
+        assert (did(core), core.asked) == ([], 0)
+
     def test_messages_are_signs_of_life(self) -> None:
         core = core_of(idle_heartbeat=1.0, expires=10.0)
         did(core)
