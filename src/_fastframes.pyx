@@ -637,6 +637,7 @@ cdef int send_message(PyObject* step, PyObject* value, PyObject** result) except
 set_send(<PyTypeObject*>_Step, send_message)
 
 
+include "_ordered.pxi"
 include "_opened.pxi"
 
 

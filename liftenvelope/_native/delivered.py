@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, Self, TypeVar, final
 
 from liftenvelope.errors import UsageError
 
-__all__ = ["Delivered", "MessageQueue", "Step", "in_order", "joined", "stored_times"]
+__all__ = ["Delivered", "MessageQueue", "OrderedQueue", "Step", "in_order", "joined", "stored_times"]
 
 _T = TypeVar("_T", bound="Delivered")
 _Next = TypeVar("_Next")
@@ -181,6 +181,75 @@ class MessageQueue(Generic[_T]):
     def __iter__(self) -> Iterator[_T]:
         """Iterate over the messages without removing them."""
         return iter(tuple(self._items))
+
+
+@final
+class OrderedQueue(Generic[_T]):
+    """Hands out the messages of an ordered consumer, and is an asynchronous iterator over them.
+
+    Each consumer at the server has a queue of its own. A message is handed out at once if it is the next one
+    in order. Everything else is left to ``wait``: an empty queue, a gap, and a reply of another form.
+
+    Args:
+        wait: Returns the coroutine to await if no message can be handed out at once.
+
+    Attributes:
+        expected: Sequence of the next delivery of the current consumer.
+        sequence: Stream sequence of the last message handed out.
+        is_held: True to hand out nothing: another task waits.
+    """
+
+    __slots__ = ("_queue", "_wait", "expected", "is_held", "sequence")
+
+    def __init__(self, wait: Callable[[], Coroutine[Any, Any, _T]]) -> None:
+        self._wait = wait
+        self._queue: MessageQueue[_T] | None = None
+        self.expected = 1
+        self.sequence = 0
+        self.is_held = False
+
+    def switch(self, queue: MessageQueue[_T] | None) -> None:
+        """Hand out the messages of another queue from now on, or none; the next delivery is the first one."""
+        self._queue, self.expected = queue, 1
+
+    def __bool__(self) -> bool:
+        """Return True if a message can be handed out at once."""
+        return self._next() is not None
+
+    def _next(self) -> int | None:
+        """Return the stream sequence of the message that can be handed out at once; None if there is none."""
+        if not self._queue or self.is_held:
+            return None
+        numbers = _numbers(self._queue._items[0])
+        return numbers[0] if numbers is not None and numbers[1] == self.expected else None
+
+    def pop(self) -> _T:
+        """Hand out the next message.
+
+        Raises:
+            IndexError: No message can be handed out at once.
+        """
+        sequence, queue = self._next(), self._queue
+        if sequence is None or queue is None:
+            raise IndexError("no message is next")
+        message = queue.pop()  # the owner, called if the queue is low, may switch
+        if self._queue is queue:
+            self.expected += 1
+        self.sequence = sequence
+        return message
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __anext__(self) -> Step[_T]:
+        return Step(self._steps)
+
+    def _steps(self) -> Generator[Any, None, _T]:
+        return self._ready() if self else self._wait().__await__()
+
+    def _ready(self) -> Generator[Any, None, _T]:
+        yield from ()
+        return self.pop()
 
 
 def _numbers(message: Delivered) -> tuple[int, int, int] | None:

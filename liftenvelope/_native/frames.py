@@ -30,7 +30,14 @@ import struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, final
 
 from liftenvelope._checks import as_bytes
-from liftenvelope._native.delivered import Delivered, MessageQueue, in_order, joined, stored_times
+from liftenvelope._native.delivered import (
+    Delivered,
+    MessageQueue,
+    OrderedQueue,
+    in_order,
+    joined,
+    stored_times,
+)
 from liftenvelope.errors import UsageError, UsageTypeError
 
 if TYPE_CHECKING:
@@ -44,6 +51,7 @@ __all__ = [
     "MessageCutter",
     "MessageQueue",
     "NatsWalker",
+    "OrderedQueue",
     "in_order",
     "joined",
     "pack_messages",

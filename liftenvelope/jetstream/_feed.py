@@ -270,6 +270,10 @@ class PullFeed:
         """Remove and return the next message; the buffer must not be empty."""
         return self.buffer.pop()
 
+    def unacked(self) -> list[Message]:
+        """Return the buffered messages that the server would redeliver."""
+        return list(self.buffer)
+
     def _refill(self) -> None:
         """Pull more messages; called when the buffer falls below its threshold."""
         if not self._ending:

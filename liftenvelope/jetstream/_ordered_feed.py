@@ -1,14 +1,15 @@
 """Feed of an ordered consumer: recreates the consumer at the server whenever a message may be missing.
 
-Invariant: ``OrderedFeed._sequence`` is the stream sequence of the last message handed to the caller. The
-consumer at the server is disposable. A gap in its deliveries, a reconnect, missed heartbeats or a lost
-consumer end it, and the next one starts at ``_sequence + 1``. Messages buffered by the old one are dropped.
+Invariant: ``buffer.sequence`` is the stream sequence of the last message handed to the caller. The consumer
+at the server is disposable. A gap in its deliveries, a reconnect, missed heartbeats or a lost consumer end
+it, and the next one starts after that sequence. Messages buffered by the old one are dropped.
+
+``buffer`` itself hands out messages that have come in order. :meth:`OrderedFeed.next` does the rest.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +24,7 @@ from liftenvelope.errors import (
     ConsumerNotFoundError,
     LiftEnvelopeError,
     NoJetStreamError,
+    ServerProtocolError,
     TransportError,
     UsageError,
 )
@@ -50,6 +52,8 @@ __all__ = ["OrderedFeed"]
 _PASSING: Final = (CallTimeoutError, NoJetStreamError, ConsumerExistsError, TransportError)
 #: Errors that end the pulls of a lost consumer.
 _LOST: Final = (ConsumerDeletedError, ConsumerNotFoundError, NoJetStreamError)
+#: Characters of a reply subject in an error.
+_SHOWN: Final = 200
 
 
 class OrderedFeed:
@@ -68,20 +72,18 @@ class OrderedFeed:
         self._plan = plan
         self._user_hooks = Hooks(on_event, consumer=f"{stream}/ordered")
         self.unpin = True
-        #: Always empty: readers must go through :meth:`next`, which checks the order.
-        self.buffer: deque[Message] = deque()
+        #: Messages of ``_feed``, while these are in order.
+        self.buffer: frames.OrderedQueue[Message] = frames.OrderedQueue(self.next)
         self._feed: PullFeed | None = None
         self._consumer: Consumer | None = None
-        self._expected = 1
-        self._sequence = 0
         self._generation = 0
-        #: Number of consecutive consumers that delivered nothing.
+        #: Number of consecutive consumers that delivered nothing; sequence after which the last one began.
         self._fruitless = 0
+        self._began = 0
         self._reason = ""
         #: True if the user was told that the connection is lost, and not yet that it is back.
         self._told_lost = False
         self._stopped = False
-        self._reading = False
         self._making: asyncio.Task[None] | None = None
         self._error: LiftEnvelopeError | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -104,8 +106,8 @@ class OrderedFeed:
         await self._begin()
 
     def pop(self) -> Message:
-        """Raise IndexError: the buffer is always empty."""
-        return self.buffer.popleft()
+        """Remove and return the next message, which must be in order."""
+        return self.buffer.pop()
 
     async def next(self) -> Message:
         """Wait for the next message in order and return it.
@@ -113,15 +115,17 @@ class OrderedFeed:
         Raises:
             StopAsyncIteration: The feed was stopped or drained.
             LiftEnvelopeError: The feed ended with an error.
-            UsageError: Another task is waiting for the next message.
+            UsageError: The feed was not started, or another task is waiting for the next message.
         """
-        if self._reading:
+        if self.buffer.is_held:
             raise UsageError("another task waits for the next message: read in one task at a time")
-        self._reading = True
+        if not (self._generation or self._stopped):
+            raise UsageError("the iteration has not been started: use async with")
+        self.buffer.is_held = True
         try:
             return await self._next()
         finally:
-            self._reading = False
+            self.buffer.is_held = False
 
     async def next_many(self, limit: int) -> tuple[list[int], list[Message]]:
         """Wait for the next message; return it and the messages buffered behind it, in order.
@@ -138,7 +142,7 @@ class OrderedFeed:
         Raises: As for :meth:`next`.
         """
         first = await self.next()
-        sequences, messages = [self._sequence], [first]
+        sequences, messages = [self.buffer.sequence], [first]
         self._add_buffered(sequences, messages, limit - 1)
         return sequences, messages
 
@@ -150,12 +154,13 @@ class OrderedFeed:
         feed = self._feed
         if feed is None:
             return
+        order = self.buffer
         taken = feed.buffer.pop_many(limit)
-        found = frames.in_order(taken, self._expected)
+        found = frames.in_order(taken, order.expected)
         count = len(found)
         if found:
-            self._expected += count
-            self._sequence = found[-1]
+            order.expected += count
+            order.sequence = found[-1]
             sequences += found
             messages += taken[:count]
         if count < len(taken):
@@ -164,15 +169,26 @@ class OrderedFeed:
     def _refuse(self, message: Message) -> None:
         """End the consumer, or the feed if the message does not come from a consumer."""
         try:
-            _, delivery = sequences_of(message.reply)
-        except UsageError as exc:
+            reason = self._gap_before(message)
+        except LiftEnvelopeError as exc:
             self._end(exc)
             return
-        self._reason = self._gap(delivery)
+        self._reason = reason
         self._close_feed()
 
-    def _gap(self, delivery: int) -> str:
-        return f"delivery {self._expected} was lost: {delivery} came"
+    def _gap_before(self, message: Message) -> str:
+        """Return the reason why a message is not the next one.
+
+        Raises:
+            UsageError: The message does not come from a consumer.
+            ServerProtocolError: A number in its reply subject is too large, or is none.
+        """
+        _, delivery = sequences_of(message.reply)
+        if delivery == self.buffer.expected:
+            raise ServerProtocolError(
+                f"the reply subject of a message is invalid: {message.reply[:_SHOWN]!r}"
+            )
+        return f"delivery {self.buffer.expected} was lost: {delivery} came"
 
     async def _next(self) -> Message:
         while True:
@@ -221,21 +237,20 @@ class OrderedFeed:
             if self._stopped:  # drained
                 raise StopAsyncIteration from None
             return None, str(exc)
-        if found := frames.in_order([message], self._expected):
-            sequence = found[0]
-        else:
-            sequence, delivery = sequences_of(message.reply)
-            if delivery != self._expected:
-                if self._stopped:  # drained: messages after a gap are out of order
-                    raise StopAsyncIteration
-                return None, self._gap(delivery)
-        self._expected += 1
-        self._sequence = sequence
-        self._fruitless = 0
+        order = self.buffer
+        if not (found := frames.in_order([message], order.expected)):
+            reason = self._gap_before(message)
+            if self._stopped:  # drained: messages after a gap are out of order
+                raise StopAsyncIteration
+            return None, reason
+        order.expected += 1
+        order.sequence = found[0]
         return message, ""
 
     async def _make_anew(self, reason: str) -> None:
         self._forget()
+        if self.buffer.sequence > self._began:
+            self._fruitless = 0
         try:
             if self._fruitless:  # the previous consumer delivered nothing
                 await self._pause(pause_before(self._fruitless, first=0.2, longest=5.0))
@@ -244,7 +259,7 @@ class OrderedFeed:
         except LiftEnvelopeError as exc:
             self._end(exc)
         if not self._stopped:
-            self._user_hooks.tell(OrderedReset(self._sequence + 1, reason))
+            self._user_hooks.tell(OrderedReset(self.buffer.sequence + 1, reason))
 
     async def _begin_patiently(self) -> None:
         backoff = Backoff(first=0.1, longest=5.0)
@@ -277,8 +292,8 @@ class OrderedFeed:
     async def _begin(self) -> None:
         """Create a consumer that starts after the last delivered message, and pull from it."""
         self._close_feed()
-        self._expected, self._reason = 1, ""
-        consumer = self._consumer = await self._places.make(self._sequence)
+        self._reason, self._began = "", self.buffer.sequence
+        consumer = self._consumer = await self._places.make(self._began)
         self._generation += 1
         hooks = Hooks(partial(self._on_event, self._generation))
         feed = PullFeed(consumer, self._plan, hooks)
@@ -291,6 +306,8 @@ class OrderedFeed:
         if self._stopped:
             self._close_feed()
             self._forget()
+        elif self._feed is feed:
+            self.buffer.switch(feed.buffer)
 
     def _on_event(self, generation: int, event: PullEvent) -> None:
         if isinstance(event, Disconnected | Reconnected):
@@ -313,6 +330,7 @@ class OrderedFeed:
     def _close_feed(self) -> None:
         """Stop the current feed, which wakes a task waiting for its next message."""
         feed, self._feed = self._feed, None
+        self.buffer.switch(None)
         if feed is not None:
             feed.stop()
 
@@ -347,6 +365,10 @@ class OrderedFeed:
         finally:  # also after a cancelled drain
             if not self.buffered:  # otherwise next() ends the feed after the last message
                 self._end(None)
+
+    def unacked(self) -> list[Message]:
+        """Return nothing: an ordered consumer has no acks."""
+        return []
 
     def release(self) -> None:
         """Do nothing: an ordered consumer has no priority groups."""

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol, Self
 
 from liftenvelope._checks import as_seconds
-from liftenvelope._native import frames
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.jetstream._endings import DRAIN
 from liftenvelope.jetstream.message import Message
@@ -26,7 +25,7 @@ class MessageFeed(Protocol):
 
     @property
     def buffer(self) -> Any:
-        """Return the buffered messages. If this is a ``MessageQueue``, iterating over it waits for more."""
+        """Return the buffer: true if :meth:`pop` has a message. ``async for`` over it waits for more."""
 
     async def start(self) -> None:
         """Start pulling."""
@@ -35,7 +34,10 @@ class MessageFeed(Protocol):
         """Wait for the next message and return it."""
 
     def pop(self) -> Message:
-        """Remove and return the first buffered message. The buffer must not be empty."""
+        """Remove and return the first buffered message. The buffer must be true."""
+
+    def unacked(self) -> list[Message]:
+        """Return the buffered messages that the server would redeliver."""
 
     def stop(self) -> None:
         """Stop now."""
@@ -84,9 +86,9 @@ class Messages:
         await self._feed.released()
 
     def __aiter__(self) -> AsyncIterator[Message]:
-        # MessageQueue yields buffered messages without a coroutine each, and waits like next() when empty.
-        buffer = self._feed.buffer
-        return buffer if isinstance(buffer, frames.MessageQueue) else self
+        # The buffer yields its messages without a coroutine each, and waits like next() when empty.
+        iterator: AsyncIterator[Message] = aiter(self._feed.buffer)
+        return iterator
 
     async def __anext__(self) -> Message:
         feed = self._feed
@@ -281,7 +283,7 @@ class Consumption:
 def stop_feed(feed: MessageFeed, *, nak: bool, unpin: bool) -> None:
     """Stop a feed, and nak its buffered messages if asked to."""
     feed.unpin = feed.unpin and unpin
-    held = list(feed.buffer) if nak else []
+    held = feed.unacked() if nak else []
     feed.stop()  # first: the server would redeliver the messages to this feed's own pulls
     for message in held:
         try:

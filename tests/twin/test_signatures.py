@@ -175,7 +175,10 @@ def parameters(function: ast.FunctionDef) -> list[str]:
 def constructors_of(source: Path) -> dict[str, list[str]]:
     """Parameter names of each class's constructor, behind ``self``. Other classes are inside their module."""
     found = {}
-    for part in re.split(r"^(?:@cython\.\w+\n)*cdef class ", source.read_text(), flags=re.MULTILINE)[1:]:
+    text = source.read_text()
+    for included in re.findall(r'^include "(\w+\.pxi)"$', text, re.MULTILINE):
+        text += (SOURCES / included).read_text()
+    for part in re.split(r"^(?:@cython\.\w+\n)*cdef class ", text, flags=re.MULTILINE)[1:]:
         name = re.match(r"\w+", part)
         head = re.search(r"^    def __c?init__\(([^)]*)\)", part, re.MULTILINE)
         assert name is not None

@@ -8,6 +8,7 @@ from typing import Any
 from tests.fuzz.target import PUBLISHES, Chunks, Exact, Target, option
 from tests.fuzz.targets import nats
 from tests.fuzz.targets.frames import DATA, MAX_MESSAGE, frame_of, seeds_of_frames
+from tests.fuzz.targets.ordered import TARGET as ORDERED
 from tests.fuzz.targets.queue import TARGET as QUEUE
 from tests.sinks import RecordingSink
 
@@ -202,4 +203,5 @@ TARGETS = (
         "lines", "_fastframes", lines, seeds_of_lines, nats.WORDS, format=PUBLISHES, bars=3, flow=lines_flow
     ),
     QUEUE,
+    ORDERED,
 )

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
-from liftenvelope.errors import ConnectionClosedError, StreamNotFoundError, TransportError, UsageError
+from liftenvelope.errors import (
+    ConnectionClosedError,
+    ServerProtocolError,
+    StreamNotFoundError,
+    TransportError,
+    UsageError,
+)
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream._consumer_config import DeliverPolicy
@@ -73,6 +79,59 @@ class TestOrdered:
             assert feed.buffer.pop().data == b"4"
             got += [(await messages.next(timeout=20)).data for _ in range(16)]
         assert got == numbered(20)
+
+    async def test_message_that_async_for_misses_is_read_again(self, bench: Bench) -> None:
+        """Injected: a message that nats-py has got is taken away."""
+        await bench.publish(numbered(20))
+        got: list[bytes] = []
+        async with (
+            asyncio.timeout(60),
+            OrderedConsumer(bench.api, bench.name).messages(max_messages=20) as messages,
+        ):
+            feed = messages._feed._feed  # type: ignore[attr-defined]
+            await until(lambda: len(feed.buffer) == 20)
+            received = [feed.buffer.pop() for _ in range(20)]
+            feed.buffer.extend([message for message in received if message.data not in (b"0", b"7")])
+            async for message in messages:
+                got.append(message.data)
+                if message.data == b"3":
+                    await until(lambda: messages.buffered == 16)
+                    messages._feed._feed.buffer.pop()  # type: ignore[attr-defined]
+                if len(got) == 20:
+                    break
+        assert got == numbered(20)
+
+    async def test_reading_without_async_with_is_refused(self, bench: Bench) -> None:
+        await bench.publish(numbered(1))
+        messages = OrderedConsumer(bench.api, bench.name).messages()
+        for reading in (anext(aiter(messages)), messages.next(timeout=60)):
+            with pytest.raises(UsageError, match="use async with"):
+                await reading
+        assert await consumers_of(bench) == []
+
+    async def test_two_tasks_cannot_wait_at_once(self, bench: Bench) -> None:
+        async with OrderedConsumer(bench.api, bench.name).messages() as messages:
+            iterator = aiter(messages)
+            waiting = asyncio.ensure_future(anext(iterator))
+            await until(lambda: messages._feed._feed._waiter is not None)  # type: ignore[attr-defined]
+            for other in (anext(iterator), messages.next(timeout=60)):
+                with pytest.raises(UsageError, match="one task at a time"):
+                    await other
+            await bench.publish(numbered(2))
+            assert (await waiting).data == b"0"
+            assert (await anext(iterator)).data == b"1"
+
+    async def test_number_too_large_in_a_reply_ends_it(self, bench: Bench) -> None:
+        """Injected: no server sends such a number."""
+        await bench.publish(numbered(1))
+        async with OrderedConsumer(bench.api, bench.name).messages() as messages:
+            await until(lambda: messages.buffered == 1)
+            reply = f"$JS.ACK.S.C.1.{2**63}.2.17.0"
+            feed = messages._feed._feed  # type: ignore[attr-defined]
+            feed.buffer.append(Message("a", reply, b"x", None, Recorder()))
+            assert (await messages.next(timeout=60)).data == b"0"
+            with pytest.raises(ServerProtocolError, match="reply subject of a message is invalid"):
+                await messages.next(timeout=60)
 
     async def test_filters_and_beginnings(self, bench: Bench) -> None:
         await bench.publish(numbered(5), subject="a")
