@@ -98,13 +98,16 @@ class Messages:
         """Wait for the next message and return it.
 
         Args:
-            timeout: Seconds to wait for the message. Default: no limit.
+            timeout: Seconds to wait for the message; 0 for a message that is buffered. Default: no limit.
 
         Raises:
             TimeoutError: No message arrived in time. The iteration goes on.
             StopAsyncIteration: The iteration was stopped or drained.
             LiftEnvelopeError: The iteration ended with an error.
+            UsageError: ``timeout`` is negative, or no number.
         """
+        if timeout is not None:
+            as_seconds("timeout", timeout, zero=True)
         if self._feed.buffer:
             return self._feed.pop()
         async with asyncio.timeout(timeout):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
@@ -13,6 +14,7 @@ from liftenvelope.errors import (
     ConsumerDeletedError,
     PushConsumerError,
     UsageError,
+    UsageTypeError,
 )
 from liftenvelope.jetstream._events import LimitExceeded, MessageTooLarge, PullEvent
 from liftenvelope.jetstream.message import Message
@@ -119,6 +121,20 @@ class TestMessages:
             await bench.consumer()
             await bench.publish(numbered(1))
             assert (await messages.next(timeout=20)).data == b"0"
+
+    @pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "1"])
+    async def test_wrong_timeout_is_refused_and_the_iteration_goes_on(
+        self, bench: Bench, timeout: Any
+    ) -> None:
+        await bench.publish(numbered(1))
+        consumer = await bench.consumer()
+        async with consumer.messages() as messages:
+            await until(lambda: messages.buffered == 1)
+            with pytest.raises((UsageError, UsageTypeError), match="timeout must be"):
+                await messages.next(timeout=timeout)
+            assert (await messages.next(timeout=0)).data == b"0"
+            with pytest.raises(TimeoutError):
+                await messages.next(timeout=0)
 
     async def test_forged_statuses_are_messages(self, bench: Bench) -> None:
         """Defect 21: by their headers alone these could not be told from the server's own."""
