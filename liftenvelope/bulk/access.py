@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from liftenvelope._checks import as_count, as_seconds
@@ -35,6 +35,7 @@ Source: TypeAlias = "str | Iterable[str] | Client | BlockingClient"
 _MOST_MESSAGE: Final = 1 << 30
 #: Options that are logins, of which one may be given.
 _LOGINS: Final = ("user", "token", "nkeys_seed", "user_credentials")
+_NO_LOGIN: Final[Mapping[str, Any]] = dict.fromkeys((*_LOGINS, "password"))
 _PORTS: Final = {"nats": 4222, "tls": 4222, "liftbridge": 9292}
 
 
@@ -54,7 +55,7 @@ class Access:
             with ``tls://`` or the NATS server requires TLS.
         tls_first: True to begin with TLS before a NATS server has said anything, for servers with
             ``handshake_first``. Default False. Liftbridge always begins with TLS, if it uses TLS.
-        user: User for NATS, unless the URL contains one.
+        user: User for NATS. The user or token in a URL replaces this login, of any kind, for its server.
         password: Password of the user.
         token: Token for NATS.
         nkeys_seed: File with the seed of an nkey. Needs the package ``nkeys``.
@@ -259,5 +260,6 @@ def _parse_url(text: object, access: Access) -> Target:
             raise UsageError(f"a liftbridge:// URL must not have a user, got {without_secrets(url)!r}")
         return Target(ServerKind.LIFTBRIDGE, (address,), access, access.context is not None)
     secure = parts.scheme == "tls" or access.context is not None
-    login = login_in(parts)
-    return Target(ServerKind.NATS, (address,), replace(access, **login) if login else access, secure)
+    if login := login_in(parts):
+        access = replace(access, **{**_NO_LOGIN, **login})
+    return Target(ServerKind.NATS, (address,), access, secure)

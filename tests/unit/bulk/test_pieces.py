@@ -111,6 +111,22 @@ class TestTargets:
         assert target.access_to(Address("advertised", 4222)).user == "all"
 
     @pytest.mark.parametrize(
+        "options",
+        [{"user": "all", "password": "x"}, {"token": "all"}, {"nkeys_seed": "a"}, {"user_credentials": "a"}],
+    )
+    @pytest.mark.parametrize(
+        ("login", "own"), [("t0ken", (None, None, "t0ken")), ("ann:one", ("ann", "one", None))]
+    )
+    def test_login_of_a_url_replaces_that_of_the_options(
+        self, options: dict[str, str], login: str, own: tuple[str | None, ...]
+    ) -> None:
+        target = find_target(f"nats://a,nats://{login}@b", Access(**options))  # type: ignore[arg-type]
+        first, second = (target.access_to(address) for address in target.addresses)
+        assert {name: getattr(first, name) for name in options} == options
+        assert (second.user, second.password, second.token) == own
+        assert second.nkeys_seed is second.user_credentials is None
+
+    @pytest.mark.parametrize(
         ("options", "text"),
         [
             ({"timeout": 0}, "timeout must be a positive number of seconds, got 0"),
