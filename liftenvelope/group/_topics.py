@@ -32,6 +32,7 @@ from liftenvelope.jetstream import (
     PullEvent,
 )
 from liftenvelope.jetstream.counting import at_sequence, count_from
+from liftenvelope.jetstream.errors import StreamReplacedError
 from liftenvelope.jetstream.names import check_filter, check_stream_name
 
 __all__ = [
@@ -397,6 +398,8 @@ class JetStreamFeed:
         except StopAsyncIteration:
             reason = "the feed was closed" if self._reset is None else self._reset.reason
             raise TransportError(f"the feed of stream {self._stream!r} was interrupted: {reason}") from None
+        except StreamReplacedError as exc:
+            raise TransportError(str(exc)) from exc
         return Taken([sequence - 1 for sequence in sequences], messages)
 
     def _on_event(self, event: PullEvent) -> None:

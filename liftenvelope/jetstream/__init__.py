@@ -50,6 +50,7 @@ from liftenvelope.jetstream._stream import Stream
 from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.consuming import Consumption, Handler, Messages
 from liftenvelope.jetstream.context import JetStream
+from liftenvelope.jetstream.errors import StreamReplacedError
 from liftenvelope.jetstream.infos import (
     AccountInfo,
     AccountLimits,
@@ -160,6 +161,7 @@ __all__ = [
     "StreamAlternate",
     "StreamConfig",
     "StreamInfo",
+    "StreamReplacedError",
     "StreamSource",
     "StreamState",
     "SubjectTransform",

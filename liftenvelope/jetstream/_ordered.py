@@ -34,6 +34,7 @@ class OrderedConsumer:
 
     Every reading has its own consumer at the server, in memory and without acks. If the consumer or one of
     its messages is lost, another consumer is created, which starts after the last message delivered here.
+    Reading ends with :class:`~liftenvelope.jetstream.StreamReplacedError` if the stream is then another one.
     Each :meth:`messages` and :meth:`consume` is a reading; all fetch methods and :meth:`next` share one.
 
     Args:
@@ -206,6 +207,7 @@ class OrderedConsumer:
         Raises:
             UsageError: An option is invalid, or another fetch is running.
             StreamNotFoundError: The stream does not exist.
+            StreamReplacedError: The stream was deleted and created again. Later calls raise the error too.
             LiftEnvelopeError: As for :meth:`Consumer.fetch`, if the error lasted until the time was up.
 
         Example::

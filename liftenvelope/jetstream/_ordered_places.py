@@ -1,23 +1,41 @@
-"""Short-lived consumers of an ordered read: created at a stream position and deleted after use."""
+"""Short-lived consumers of an ordered read: created at a stream position and deleted after use.
+
+A position means nothing in a stream that was created again under the same name. Its first messages would be
+skipped, without any error. So before a read goes on with another consumer, the stream must be older than a
+consumer that the read had before. Both times are the server's.
+"""
 
 from __future__ import annotations
 
 import secrets
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import nats.errors
 
+from liftenvelope.errors import (
+    CallTimeoutError,
+    JetStreamError,
+    StreamNotFoundError,
+    TransportError,
+)
 from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream._consumer_config import ConsumerConfig, DeliverPolicy
 from liftenvelope.jetstream._consumer_requests import put_consumer
 from liftenvelope.jetstream.abandoned import created_or_removed, in_background
+from liftenvelope.jetstream.errors import StreamReplacedError
+from liftenvelope.jetstream.infos import StreamInfo
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from liftenvelope.jetstream.api import Api
 
 __all__ = ["OrderedPlaces"]
+
+#: Maximum seconds to wait for the age of a stream: a user may have no permission to ask for it.
+_LOOK: Final = 2.0
 
 
 class OrderedPlaces:
@@ -37,6 +55,8 @@ class OrderedPlaces:
         #: Policies NEW and LAST only: stream sequence after which the first consumer started. Later consumers
         #: start after that sequence too. Otherwise they would skip messages stored between the two creations.
         self._began: int | None = None
+        #: Time when a consumer of the stream that is read was created; None before the first one.
+        self._since: datetime | None = None
 
     async def make(self, sequence: int, *, timeout: float | None = None) -> Consumer:
         """Create a consumer.
@@ -47,12 +67,14 @@ class OrderedPlaces:
 
         Raises:
             StreamNotFoundError: The stream does not exist.
+            StreamReplacedError: It is another stream than the one that was read so far.
             JetStreamError, CallTimeoutError, TransportError: The consumer was not created, or the outcome is
                 unknown. A consumer that is created nevertheless is deleted at once, or once it is inactive.
         """
         name = secrets.token_hex(8)
         config = replace(self._config, name=name)
-        if sequence or self._began is not None:
+        goes_on = bool(sequence) or self._began is not None
+        if goes_on:
             config = replace(
                 config,
                 deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
@@ -63,7 +85,37 @@ class OrderedPlaces:
         info = await created_or_removed(creating, partial(self._remove, name))
         if config.deliver_policy in (DeliverPolicy.NEW, DeliverPolicy.LAST):
             self._began = info.delivered.stream_seq
-        return Consumer(self._api, info)
+        consumer = Consumer(self._api, info)
+        try:
+            if not goes_on or await self._is_the_same(timeout):
+                self._since = info.created
+        except BaseException:
+            self.forget(consumer)
+            raise
+        return consumer
+
+    async def _is_the_same(self, timeout: float | None) -> bool:
+        """Return True if the stream is the one that was read so far, False if the server does not tell.
+
+        Raises:
+            StreamReplacedError: It is another one.
+            StreamNotFoundError: It was deleted meanwhile.
+        """
+        seconds = min(self._api.seconds_of(timeout), _LOOK)
+        try:
+            found = await self._api.request_as(
+                StreamInfo.from_json, f"STREAM.INFO.{self._stream}", timeout=seconds
+            )
+        except StreamNotFoundError:
+            raise
+        except (JetStreamError, CallTimeoutError, TransportError):
+            return False  # not permitted, or no leader: the next consumer is compared with the same time
+        if found.created is not None and self._since is not None and found.created > self._since:
+            text = (
+                f"the stream {self._stream!r} was deleted and created again while it was read: read it anew"
+            )
+            raise StreamReplacedError(404, text)
+        return True
 
     def forget(self, consumer: Consumer | None) -> None:
         """Delete a consumer now, ahead of its inactivity threshold; do not wait for the answer."""

@@ -1,0 +1,11 @@
+"""Errors that only readers of JetStream raise."""
+
+from __future__ import annotations
+
+from liftenvelope.errors import StreamNotFoundError
+
+__all__ = ["StreamReplacedError"]
+
+
+class StreamReplacedError(StreamNotFoundError):
+    """The stream that an ordered consumer reads was deleted, and another one has its name."""
