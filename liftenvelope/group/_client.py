@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._checks import MAX_INT64, as_integer
+from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope._showing import html_table
 from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
 from liftenvelope.group._topics import Topic, spec_of
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import DEFAULT_PREFIX, GroupCalls
-from liftenvelope.group.errors import group_error
+from liftenvelope.group.errors import UnknownGroupError, group_error
 from liftenvelope.group.state import (
     DEFAULT_SESSION_TIMEOUT,
     Phase,
@@ -225,9 +226,23 @@ class GroupClient:
             GroupUnavailableError, CallTimeoutError, TransportError: As for :meth:`list_groups`.
         """
         request = pb.DeleteGroupRequest(names=[check_id("group", name)])
-        answer = await self._calls.controller(name, "DeleteGroup", request, pb.DeleteGroupResponse, timeout)
-        for result in answer.results:
-            raise_for(result.error)
+        is_sent = False
+
+        async def attempt(left: float) -> pb.DeleteGroupResponse:
+            nonlocal is_sent
+            deadline, is_repeated = Deadline(left), is_sent
+            try:
+                await self._calls.locate(name, left)
+                is_sent = True
+                return await self._calls.controller_once(
+                    name, "DeleteGroup", request, pb.DeleteGroupResponse, deadline.left
+                )
+            except UnknownGroupError:
+                if not is_repeated:
+                    raise
+                return pb.DeleteGroupResponse()  # deleted by an earlier attempt, whose answer was lost
+
+        await self._calls.patiently(attempt, timeout)
 
     async def rewind(
         self, group: str, offsets: Mapping[tuple[str, int], int], *, timeout: float | None = None

@@ -71,8 +71,7 @@ class GroupCalls:
             CallTimeoutError: No answer came in time.
             TransportError: The connection is closed or draining.
         """
-        seconds = self.timeout if timeout is None else as_seconds("timeout", timeout)
-        return await self._patiently(lambda left: self._at_any(method, request, kind, left), seconds)
+        return await self.patiently(lambda left: self._at_any(method, request, kind, left), timeout)
 
     async def controller(
         self,
@@ -98,9 +97,8 @@ class GroupCalls:
         Raises:
             GroupError, GroupUnavailableError, CallTimeoutError, TransportError: As for :meth:`any`.
         """
-        seconds = self.timeout if timeout is None else as_seconds("timeout", timeout)
-        return await self._patiently(
-            lambda left: self.controller_once(group, method, request, kind, left), seconds, slow=slow
+        return await self.patiently(
+            lambda left: self.controller_once(group, method, request, kind, left), timeout, slow=slow
         )
 
     async def controller_once(
@@ -133,6 +131,16 @@ class GroupCalls:
         except (GroupUnavailableError, NotControllerError, UnknownGroupError, CallTimeoutError):
             self._controllers.pop(group, None)
             raise
+
+    async def locate(self, group: str, timeout: float) -> None:
+        """Find the controller of a group, unless it is known.
+
+        Raises:
+            UnknownGroupError: The group does not exist.
+            GroupError, GroupUnavailableError, CallTimeoutError, TransportError: As for :meth:`any`.
+        """
+        if group not in self._controllers:
+            await self._located(group, timeout)
 
     def forget(self, group: str) -> None:
         """Forget the controller of a group, so that the next call finds it again."""
@@ -185,14 +193,26 @@ class GroupCalls:
             text = f"no coordinator answers on {subject!r}; start one"
             raise GroupUnavailableError(text) from None
         answer = _read(kind, msg.data, subject)
-        if not (passing and answer.error.code == pb.REBALANCING):
-            raise_for(answer.error)
+        error = _error_of(answer)
+        if not (passing and error.code == pb.REBALANCING):
+            raise_for(error)
         return answer
 
-    async def _patiently(
-        self, ask: Callable[[float], Awaitable[_A]], timeout: float, *, slow: bool = False
+    async def patiently(
+        self, ask: Callable[[float], Awaitable[_A]], timeout: float | None = None, *, slow: bool = False
     ) -> _A:
-        deadline, backoff = Deadline(timeout), Backoff(first=0.02, longest=0.5)
+        """Repeat an attempt while it fails with an error that may go away.
+
+        Args:
+            ask: Makes one attempt, within the seconds that it gets.
+            timeout: Seconds for all attempts. Default: that of this object.
+            slow: As for :meth:`controller`.
+
+        Raises:
+            GroupError, GroupUnavailableError, CallTimeoutError, TransportError: As for :meth:`any`.
+        """
+        seconds = self.timeout if timeout is None else as_seconds("timeout", timeout)
+        deadline, backoff = Deadline(seconds), Backoff(first=0.02, longest=0.5)
         refusal: GroupError | None = None
         while True:
             left, pause = deadline.left, backoff.next()
@@ -218,6 +238,13 @@ def _read(kind: type[_A], data: bytes, subject: str) -> _A:
         text = f"the answer on {subject!r} is not a {kind.__name__}: {data[:100]!r}"
         raise ServerProtocolError(text) from exc
     return answer
+
+
+def _error_of(answer: _Answer) -> pb.Error:
+    """Return the error of an answer. DeleteGroup, which is asked for one group, has it with the group."""
+    if isinstance(answer, pb.DeleteGroupResponse) and answer.results:
+        return answer.results[0].error
+    return answer.error
 
 
 #: Errors of a call that may go away on a retry.
