@@ -138,12 +138,8 @@ class ConsumerShell(ABC, Generic[KeyT, MemberT, ReaderT, MessageT]):
     ) -> None:
         if exc is None:
             await self.close()
-            return
-        try:
-            await self.close()
-        except LiftEnvelopeError as failure:
-            # The block's own error, such as a cancellation, must propagate unchanged.
-            exc.add_note(f"group {self.group!r}: the processed offsets could not be stored: {failure}")
+        else:
+            await self._close_after(exc)
 
     @abstractmethod
     async def open(self) -> Self:
@@ -155,9 +151,16 @@ class ConsumerShell(ABC, Generic[KeyT, MemberT, ReaderT, MessageT]):
         self._member = member
         try:
             await self._join(member)
-        except BaseException:
-            await self.close()
+        except BaseException as exc:
+            await self._close_after(exc)
             raise
+
+    async def _close_after(self, error: BaseException) -> None:
+        """Close after an error, such as a cancellation, that must propagate unchanged."""
+        try:
+            await self.close()
+        except LiftEnvelopeError as failure:
+            error.add_note(f"group {self.group!r}: the processed offsets could not be stored: {failure}")
 
     async def close(self) -> None:
         """Stop reading, call ``on_revoked``, store the processed offsets, and leave the group.

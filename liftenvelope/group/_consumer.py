@@ -18,7 +18,7 @@ from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import DEFAULT_PREFIX
 from liftenvelope.group.clock import time_since_boot
 from liftenvelope.group.errors import UnknownMemberError
-from liftenvelope.group.events import CommitFailed, GroupEventHandler
+from liftenvelope.group.events import GroupEventHandler, LeaveFailed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -212,13 +212,21 @@ class GroupConsumer(GroupConsumerPartitions):
             await self._tell(self._on_revoked, readers)
             if member.session.is_inside:
                 await self._commit_dirty(seconds)
+            elif self._has_lost_progress or self._has_uncommitted():
+                text = (
+                    f"{self.consumer_id!r} lost its partitions before all processed messages were committed"
+                )
+                raise UnknownMemberError(f"{text}; they will be redelivered")
         finally:
             await cancel(self._tasks[:1])
-            try:
-                await member.leave(seconds)
-            except (GroupError, CallTimeoutError, TransportError) as exc:
-                # The group notices after a session timeout.
-                self._options.notify(CommitFailed(self.group, self.consumer_id, exc))
+            if member.may_be_member:
+                await self._leave(member, seconds)
+
+    async def _leave(self, member: GroupMember, timeout: float) -> None:
+        try:
+            await member.leave(timeout)
+        except (GroupError, CallTimeoutError, TransportError) as exc:
+            self._options.notify(LeaveFailed(self.group, self.consumer_id, exc))
 
     async def _until_told(self) -> None:
         """Wait for a running callback to return, unless that callback is what closes the consumer."""

@@ -71,6 +71,8 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
         #: Offsets to commit: the next offset to read, by partition. A buffer keeps that of messages processed
         #: since, for :meth:`_collect`.
         self._dirty: dict[TopicPartition, int] = {}
+        #: True from a loss of partitions with uncommitted offsets until the next assignment.
+        self._has_lost_progress = False
         #: Readers whose start may still come after a message that is published now; None between assignments.
         self._beginning: set[PartitionReader] | None = None
         self._committing = asyncio.Lock()
@@ -131,6 +133,7 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
             return
         if self._readers:
             await self._lose()  # only after a defect: a member gives everything back before it registers
+        self._has_lost_progress = False
         held, self._held = self._held, {}
         readers = {
             key: self._kept(held, key, change.generation, offset)
@@ -206,6 +209,7 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
 
     async def _lose(self) -> None:
         """Drop all partitions without a commit: other members may own them already."""
+        self._has_lost_progress = self._has_uncommitted()
         readers, self._readers, self._beginning = self._readers, {}, None
         self._forgive(readers.values())
         held, self._held = self._held, {}
@@ -261,11 +265,11 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
             reason = "" if reader.last_error is None else f": {reader.last_error}"
             what = f"{reader.key.topic}[{reader.key.partition}]"
             return f"the start of {what} could not be found and committed within {seconds:g} s{reason}"
-        refusal = Link(self._nc).refusal(f"{self._calls.prefix}.>")
-        return (
-            f"{self._consumer_id!r} could not join group {self._group!r} within {seconds:g} s; check that "
-            f"a coordinator is running{refusal}"
-        )
+        text = f"{self._consumer_id!r} could not join group {self._group!r} within {seconds:g} s"
+        refusal, permission = self._membership.refusal, Link(self._nc).refusal(f"{self._calls.prefix}.>")
+        if refusal is None or isinstance(refusal, CallTimeoutError):
+            return f"{text}; check that a coordinator is running{permission}"
+        return f"{text}: {refusal}{permission}"
 
     # Commits
 
@@ -277,6 +281,12 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
         for key, reader in (self._readers | self._leaving).items():
             if (end := reader.buffer.processed()) is not None:
                 self._add_dirty(key, end)
+
+    def _has_uncommitted(self) -> bool:
+        """Return True if offsets of processed messages, or of :meth:`commit`, are not committed."""
+        if self._options.auto_commit_interval is not None:
+            self._collect()
+        return bool(self._dirty)
 
     async def _commit_dirty(self, timeout: float, keys: Iterable[TopicPartition] | None = None) -> None:
         """Commit pending offsets, of all partitions or of ``keys``.

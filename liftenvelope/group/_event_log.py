@@ -16,6 +16,7 @@ from liftenvelope.group.events import (
     GroupEventHandler,
     GroupTaken,
     LeaseLost,
+    LeaveFailed,
     MemberExpired,
     MemberFenced,
     PartitionUnknown,
@@ -52,6 +53,10 @@ _LINES: Final[Mapping[type, tuple[int, str]]] = {
     CommitFailed: (
         logging.WARNING,
         "group %(group)s: %(consumer_id)s could not commit, retrying: %(error)s",
+    ),
+    LeaveFailed: (
+        logging.WARNING,
+        "group %(group)s: %(consumer_id)s could not leave, and expires instead: %(error)s",
     ),
     PartitionUnknown: (
         logging.WARNING,

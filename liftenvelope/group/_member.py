@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 import nats.errors
 
 from liftenvelope._backoff import Backoff
+from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import groups_pb2 as pb
-from liftenvelope.errors import GroupError, TransportError
+from liftenvelope.errors import GroupError, LiftEnvelopeError, TransportError
 from liftenvelope.group._event_log import log
 from liftenvelope.group._session import MemberSession, RequestKind
 from liftenvelope.group.assignors import TopicPartition
@@ -82,6 +83,8 @@ class GroupMember:
     Attributes:
         session: State of the membership.
         changes: Changes of the assignment, in order.
+        may_be_member: True once a registration was sent to a controller.
+        refusal: Why the last registration gave no assignment; None if it gave one, or is the first.
     """
 
     def __init__(
@@ -103,6 +106,8 @@ class GroupMember:
         if session_timeout is not None:
             self.session.session_timeout = session_timeout
         self.changes: asyncio.Queue[Assigned | GiveBack | Lost] = asyncio.Queue()
+        self.may_be_member = False
+        self.refusal: LiftEnvelopeError | None = None
         self._nc = nc
         self._calls = calls
         self._group = group
@@ -189,14 +194,17 @@ class GroupMember:
             generation=session.generation,
             wait_ms=round(timeout / 2 * 1_000),
         )
-        sent_at = time_since_boot()
+        sent_at, deadline = time_since_boot(), Deadline(timeout)
         try:
-            answer = await self._ask_register(request, timeout)
+            await self._calls.locate(self._group, timeout)
+            self.may_be_member = True
+            answer = await self._ask_register(request, deadline.left)
         except UnknownGroupError:
             if self._creation is None:
                 raise
             await self._create(timeout)
         except (*PASSING, ConsumerIdInUseError) as exc:
+            self.refusal = exc
             self._on_event(ControllerLost(self._group, self._consumer_id, exc))
             session.unanswered(time_since_boot())
         except MemberFencedError as exc:
@@ -216,8 +224,10 @@ class GroupMember:
     def _has_registered(self, answer: pb.RegisterConsumerResponse, sent_at: float) -> None:
         now, seconds = time_since_boot(), answer.session_timeout_ms / 1_000
         if answer.error.code == pb.REBALANCING:
+            self.refusal = RebalancingError("another member has not given its partitions back yet")
             self.session.waits(answer.generation, seconds, now)
             return
+        self.refusal = None
         self.session.registered(answer.generation, seconds, sent_at, now)
         offsets = {
             partition: offset

@@ -16,6 +16,7 @@ __all__ = [
     "GroupTaken",
     "GroupWarning",
     "LeaseLost",
+    "LeaveFailed",
     "MemberExpired",
     "MemberFenced",
     "PartitionUnknown",
@@ -127,6 +128,21 @@ class CommitFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveFailed:
+    """A consumer that was closed could not leave. Its partitions move after its session timeout.
+
+    Attributes:
+        group: Name of the group.
+        consumer_id: Id of the consumer.
+        error: Error of the call.
+    """
+
+    group: str
+    consumer_id: str
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionUnknown:
     """A consumer was assigned a partition that it does not know: the topic has grown since it started.
 
@@ -153,6 +169,7 @@ GroupEvent: TypeAlias = (
     | ControllerLost
     | MemberFenced
     | CommitFailed
+    | LeaveFailed
     | PartitionUnknown
 )
 #: Called from the event loop; it must not block.
