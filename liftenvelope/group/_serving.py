@@ -21,7 +21,12 @@ from liftenvelope.group._concurrency import at_once
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.bounds import Bounds, clamped
 from liftenvelope.group.directory import Definition, Directory
-from liftenvelope.group.errors import GroupRequestError, GroupUnavailableError, RebalancingError
+from liftenvelope.group.errors import (
+    CoordinatorDefectError,
+    GroupRequestError,
+    GroupUnavailableError,
+    RebalancingError,
+)
 from liftenvelope.group.names import ANY, METHODS, controller_subject
 from liftenvelope.group.state import DEFAULT_SESSION_TIMEOUT, GroupState, TopicSpec
 from liftenvelope.group.wire import (
@@ -260,6 +265,10 @@ class GroupService:
             return clamped(offset, await self._bounds(spec, partition.partition))
         except GroupError as exc:
             return exc
+        except Exception as exc:  # noqa: BLE001 - of the user's bounds: the caller must get an answer
+            context = {"message": f"the bounds of topic {spec.name!r} failed", "exception": exc}
+            asyncio.get_running_loop().call_exception_handler(context)
+            return CoordinatorDefectError(f"the bounds of topic {spec.name!r} failed: {exc!r}")
 
     async def _commit(self, request: pb.CommitRequest) -> Message:
         host = await self._directory.host(request.group)

@@ -11,6 +11,7 @@ from liftenvelope.errors import (
     MessageNotFoundError,
     StreamNotFoundError,
     TransportError,
+    UsageError,
 )
 from liftenvelope.group.errors import GroupRequestError, GroupUnavailableError
 from liftenvelope.group.state import Place, TopicSpec
@@ -54,6 +55,8 @@ def jetstream_bounds(js: JetStream) -> Bounds:
             return await place_bounds(js, spec.places[partition])
         except StreamNotFoundError as exc:
             raise GroupRequestError(f"topic {spec.name!r}: {exc.description}") from exc
+        except UsageError as exc:  # a coordinator looks at places only when it needs them
+            raise GroupRequestError(f"topic {spec.name!r} has a malformed place: {exc}") from exc
         except (JetStreamError, CallTimeoutError, TransportError) as exc:
             raise GroupUnavailableError(f"can't read the offsets of topic {spec.name!r}: {exc}") from exc
 
