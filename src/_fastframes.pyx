@@ -15,7 +15,7 @@ from libc.string cimport memchr, memcmp, memcpy
 
 from _cursor cimport Slice
 from _nats cimport *
-from _sending cimport set_send
+from _sending cimport PyIter_Send, set_send
 
 from liftenvelope._checks import as_bytes
 from liftenvelope.errors import UsageError, UsageTypeError
@@ -590,7 +590,7 @@ cdef class MessageQueue:
 
     def __anext__(self):
         cdef _Step step = _Step.__new__(_Step)
-        step.queue = self
+        step.source = self
         return step
 
     def __iter__(self):
@@ -598,43 +598,19 @@ cdef class MessageQueue:
         return iter(self.items[self.head:])
 
 
-@cython.final
-@cython.freelist(8)
-cdef class _Step:
-    """Awaitable of the next message.
-
-    If the queue has one, it is the result of the first step. Otherwise the steps are those of `waiting`: anext() with a
-    default asks for them again whenever it is resumed.
-    """
-
-    cdef MessageQueue queue
-    cdef object waiting
-
-    def __await__(self):
-        if self.waiting is None:
-            if self.queue.head < len(self.queue.items):
-                return self
-            self.waiting = self.queue.wait().__await__()
-        return self.waiting
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        # Called only under tracing: otherwise the interpreter calls send_message().
-        raise StopIteration(self.queue.take())
+cdef inline bint item_is_ready(object source) except -1:
+    return (<MessageQueue>source).head < len((<MessageQueue>source).items)
 
 
-cdef int send_message(PyObject* step, PyObject* value, PyObject** result) except -1:
-    # 0 is PYGEN_RETURN, -1 is PYGEN_ERROR. A result is a new reference.
-    result[0] = NULL
-    message = (<_Step>step).queue.take()
-    Py_INCREF(message)
-    result[0] = <PyObject*>message
-    return 0
+cdef inline object take_item(object source):
+    return (<MessageQueue>source).take()
 
 
-set_send(<PyTypeObject*>_Step, send_message)
+cdef inline object wait_for_item(object source):
+    return (<MessageQueue>source).wait()
+
+
+include "_step.pxi"
 
 
 include "_ordered.pxi"

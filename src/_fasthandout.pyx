@@ -11,7 +11,7 @@ from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_SET_ITEM
 
-from _sending cimport set_send
+from _sending cimport PyIter_Send, set_send
 from _tuples cimport new_tuple
 
 from bisect import bisect_left
@@ -356,7 +356,7 @@ cdef class HandOut:
 
     def __anext__(self):
         cdef _Step step = _Step.__new__(_Step)
-        step.hand_out = self
+        step.source = self
         return step
 
     cdef bint gives_at_once(self) except -1:
@@ -367,40 +367,16 @@ cdef class HandOut:
         return self.first() is not None
 
 
-@cython.final
-@cython.freelist(8)
-cdef class _Step:
-    """Awaitable of the next message.
-
-    If one can be handed out at once, it is the result of the first step. Otherwise the steps are those of `waiting`:
-    anext() with a default asks for them again whenever it is resumed.
-    """
-
-    cdef HandOut hand_out
-    cdef object waiting
-
-    def __await__(self):
-        if self.waiting is None:
-            if self.hand_out.gives_at_once():
-                return self
-            self.waiting = self.hand_out.wait().__await__()
-        return self.waiting
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        # Called only under tracing: otherwise the interpreter calls send_message().
-        raise StopIteration(self.hand_out.next_one())
+cdef inline bint item_is_ready(object source) except -1:
+    return (<HandOut>source).gives_at_once()
 
 
-cdef int send_message(PyObject* step, PyObject* value, PyObject** result) except -1:
-    # 0 is PYGEN_RETURN, -1 is PYGEN_ERROR. A result is a new reference.
-    result[0] = NULL
-    message = (<_Step>step).hand_out.next_one()
-    Py_INCREF(message)
-    result[0] = <PyObject*>message
-    return 0
+cdef inline object take_item(object source):
+    return (<HandOut>source).next_one()
 
 
-set_send(<PyTypeObject*>_Step, send_message)
+cdef inline object wait_for_item(object source):
+    return (<HandOut>source).wait()
+
+
+include "_step.pxi"

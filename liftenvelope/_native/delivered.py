@@ -68,8 +68,8 @@ class Delivered:
 
 
 @final
-class Step(Generic[_Next]):
-    """What ``anext()`` of an iterator returns, to be awaited once.
+class Step(Coroutine[Any, Any, _Next]):
+    """Coroutine that ``anext()`` of an iterator returns, to be awaited once or run as a task.
 
     ``anext()`` with a default asks for the steps again whenever it is resumed, so they are kept.
 
@@ -87,6 +87,21 @@ class Step(Generic[_Next]):
         if self._steps is None:
             self._steps = self._begin()
         return self._steps
+
+    def send(self, value: Any) -> Any:
+        """Run until the next pause."""
+        return self.__await__().send(value)
+
+    def throw(self, error: Any) -> Any:  # type: ignore[override]  # asyncio gives the error alone
+        """Raise an error where the steps pause."""
+        if self._steps is None:
+            raise error
+        return self._steps.throw(error)
+
+    def close(self) -> None:
+        """End the steps."""
+        if self._steps is not None:
+            self._steps.close()
 
 
 @final

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -91,6 +92,46 @@ async def test_default_is_for_the_end_and_not_for_a_wait(twin: ModuleType) -> No
     await asyncio.sleep(0)
     go_on.set()
     assert await asyncio.wait_for(waiting, 60) == "waited"
+
+
+@TWINS
+async def test_next_item_can_be_a_task(twin: ModuleType) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> str:
+        begun.set()
+        await go_on.wait()
+        return "waited"
+
+    member = Member(twin)
+    member.hand = hand = twin.HandOut(member.session, lambda: 1.0, wait)
+    hand.until = 5.0
+    member.fill([0, 1])
+    assert isinstance(anext(hand), Coroutine)
+    with pytest.raises(ValueError, match="before the start"):
+        anext(hand).throw(ValueError("before the start"))
+    anext(hand).close()
+    cancelled = asyncio.create_task(anext(hand))
+    cancelled.cancel()
+    await asyncio.wait({cancelled})
+    assert cancelled.cancelled()
+    assert (await asyncio.create_task(anext(hand))).offset == 0
+    with pytest.raises(StopIteration) as caught:
+        anext(hand).send(None)
+    assert caught.value.value.offset == 1
+    cancelled = asyncio.create_task(anext(hand))
+    await begun.wait()
+    cancelled.cancel()
+    await asyncio.wait({cancelled})
+    assert cancelled.cancelled()
+    waiting = asyncio.create_task(anext(hand))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert await asyncio.wait_for(waiting, 60) == "waited"
+    step = anext(hand)
+    with pytest.raises(StopIteration, match="waited"):
+        step.send(None)
+    step.close()
 
 
 @TWINS
