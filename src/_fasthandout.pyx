@@ -297,19 +297,50 @@ cdef class HandOut:
             self.in_hand.clear()
         return 0
 
-    def take(self, Py_ssize_t limit):
-        """Take up to `limit` messages; return the key of each partition, its offsets and its messages."""
-        cdef list taken = []
+    def peek(self, Py_ssize_t limit, Py_ssize_t max_bytes):
+        """Return the buffers whose turn it is, with offsets and messages that `take_parts` can take."""
+        cdef list found = []
         cdef PartitionBuffer buffer
-        cdef Py_ssize_t left = len(self.turns)
-        while left > 0 and limit > 0 and self.first() is not None:
-            left -= 1
-            buffer = self.drop()
-            part = buffer.take(limit)
-            taken.append((buffer.key, part))
+        cdef Py_ssize_t size = 0, begin, end
+        generation = self.session.generation
+        for buffer in tuple(self.turns):
+            if limit <= 0 or size > max_bytes:
+                break
+            if buffer.generation != generation or not buffer.gives():
+                continue
+            begin = end = buffer.next
+            while end < <Py_ssize_t>len(buffer.messages) and end - begin < limit:
+                one = buffer.messages[end]
+                size += len((<tuple>one)[1] if isinstance(one, tuple) else one.data)
+                if size > max_bytes and (found or end > begin):
+                    break
+                end += 1
+            if end > begin:
+                found.append((buffer, buffer.offsets[begin:end], buffer.messages[begin:end]))
+                limit -= end - begin
+        return found
+
+    def take_parts(self, list parts not None):
+        """Take messages that `peek` has returned, if all can still be taken; return whether they were."""
+        cdef PartitionBuffer buffer
+        cdef Py_ssize_t count
+        cdef list freed = []
+        generation = self.session.generation
+        for buffer, offset, count in parts:
+            if buffer.generation != generation or not buffer.gives() or count < 1:
+                return False
+            if <Py_ssize_t>len(buffer.messages) - buffer.next < count or buffer.offsets[buffer.next] != offset:
+                return False
+        for buffer, _, count in parts:
+            freed.append(buffer.advance(count))
+        for buffer, _, _ in parts:
+            if buffer.is_queued:
+                self.turns.remove(buffer)
+                buffer.is_queued = False
             self.has_taken(buffer)
-            limit -= len(part[0])
-        return taken
+        for buffer, _, _ in parts:
+            buffer.tell_room()
+        return True
 
     def take_messages(self, Py_ssize_t limit):
         """Take up to `limit` messages as the user gets them, in order within each partition."""

@@ -195,17 +195,25 @@ class PartitionBuffer(Generic[_M]):
         """Take up to ``limit`` messages; return their offsets and the messages as they came."""
         if not self.can_give or limit <= 0:
             return [], []
+        _freed = self._advance(limit)
+        batch = slice(self._first, self._next)
+        taken = self._offsets[batch], self._messages[batch]
+        self._tell_room()
+        return taken
+
+    def _advance(self, limit: int) -> list[Any]:
+        """Make up to ``limit`` messages the batch handed out last; return what that frees."""
         start = self.position
-        _freed = self._free_last()
+        freed = self._free_last()
         self._start = start
         self._next += min(limit, self.waiting)
         self._is_in_hand = True
-        batch = slice(self._first, self._next)
-        taken = self._offsets[batch], self._messages[batch]
+        return freed
+
+    def _tell_room(self) -> None:
         if self.wants_room:
             self.wants_room = False
             self._on_room()
-        return taken
 
     def take_messages(self, limit: int) -> list[_M]:
         """Take up to ``limit`` messages as the user gets them."""
@@ -315,9 +323,57 @@ class HandOut(Generic[_M]):
             buffer.settle()
         self._in_hand.clear()
 
-    def take(self, limit: int) -> list[tuple[tuple[str, int], tuple[list[int], list[Any]]]]:
-        """Take up to ``limit`` messages; return the key of each partition, its offsets and its messages."""
-        return [(buffer.key, taken) for buffer, taken in self._take(limit)]
+    def peek(self, limit: int, max_bytes: int) -> list[tuple[PartitionBuffer[_M], list[int], list[Any]]]:
+        """Return the buffers whose turn it is, with offsets and messages that :meth:`take_parts` can take.
+
+        Args:
+            limit: Most messages.
+            max_bytes: Most bytes of their payloads. The first message may be larger.
+        """
+        found: list[tuple[PartitionBuffer[_M], list[int], list[Any]]] = []
+        generation, size = self._session.generation, 0
+        for buffer in tuple(self.turns):
+            if limit <= 0 or size > max_bytes:
+                break
+            if buffer.generation != generation or not buffer.can_give:
+                continue
+            begin = end = buffer._next
+            while end < len(buffer._messages) and end - begin < limit:
+                size += len(_content(buffer._messages[end])[0])
+                if size > max_bytes and (found or end > begin):
+                    break
+                end += 1
+            if end > begin:
+                found.append((buffer, buffer._offsets[begin:end], buffer._messages[begin:end]))
+                limit -= end - begin
+        return found
+
+    def take_parts(self, parts: list[tuple[PartitionBuffer[_M], int, int]]) -> bool:
+        """Take messages that :meth:`peek` has returned, if all can still be taken.
+
+        Args:
+            parts: Different buffers, each with the offset of its next message and the number of messages.
+
+        Returns:
+            True if done. False if a buffer can't give them any more; then nothing has changed.
+        """
+        generation = self._session.generation
+        for buffer, offset, count in parts:
+            if buffer.generation != generation or not buffer.can_give or count < 1 or buffer.waiting < count:
+                return False
+            if buffer._offsets[buffer._next] != offset:
+                return False
+        _freed = [buffer._advance(count) for buffer, _, count in parts]
+        for buffer, _, _ in parts:
+            if buffer._is_queued:
+                self.turns.remove(buffer)
+                buffer._is_queued = False
+            self._in_hand.append(buffer)
+            if buffer.can_give:
+                self.add(buffer)
+        for buffer, _, _ in parts:
+            buffer._tell_room()
+        return True
 
     def take_messages(self, limit: int) -> list[_M]:
         """Take up to ``limit`` messages as the user gets them, in order within each partition."""

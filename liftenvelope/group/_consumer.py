@@ -12,6 +12,7 @@ from liftenvelope.consumers.shell import cancel, stop
 from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
 from liftenvelope.group._consumer_options import GroupConsumerOptions, PartitionsCallback, check_all_topics
 from liftenvelope.group._consumer_partitions import GroupConsumerPartitions
+from liftenvelope.group._pieces import handed_out
 from liftenvelope.group._reader import GroupMessage, PartitionReader
 from liftenvelope.group._topics import Topic
 from liftenvelope.group.assignors import TopicPartition
@@ -33,6 +34,8 @@ __all__ = ["GroupConsumer"]
 _LOOK: Final = 0.05
 #: Seconds for which messages are handed out in a row before other tasks get a turn.
 _TURN: Final = 0.05
+#: Largest ``max_bytes`` of Arrow batches: the offsets in a column have 31 bits.
+_MOST_BATCH_BYTES: Final = 1 << 30
 
 
 class GroupConsumer(GroupConsumerPartitions):
@@ -261,6 +264,7 @@ class GroupConsumer(GroupConsumerPartitions):
         max_rows: int = 65_536,
         *,
         max_wait: float = 1.0,
+        max_bytes: int = 64 * 1024 * 1024,
         payload: PayloadChoice = None,
         on_bad: Literal["fail", "column"] = "fail",
     ) -> AsyncIterator[pa.RecordBatch]:
@@ -272,9 +276,10 @@ class GroupConsumer(GroupConsumerPartitions):
             max_rows: Most messages of a batch. A batch has at most ``prefetch`` messages of one partition;
                 for large batches, raise ``prefetch`` too.
             max_wait: Seconds to wait for more after the first message of a batch.
+            max_bytes: Most bytes of values in a batch; a larger message is alone. Default 64 MiB.
             payload: Format of the values, which replaces the column ``value`` by typed columns, as for
                 :func:`liftenvelope.bulk.read`. A schema that is not given is that of the first batch. A
-                message of ``"arrow"`` becomes a batch of its own, and all messages that were taken together
+                message of ``"arrow"`` becomes a batch of its own, and messages that were decoded together
                 count as processed with the last of them.
             on_bad: ``"fail"`` (default) or ``"column"``, as for :func:`liftenvelope.bulk.read`.
 
@@ -282,22 +287,28 @@ class GroupConsumer(GroupConsumerPartitions):
             Batches of at least one row, with the columns of ``liftenvelope.group._rows.SCHEMA``.
 
         Raises:
-            UsageError: An argument is malformed, another task waits, or the values of a batch exceed 2 GiB.
+            UsageError: An argument is malformed, or another task waits.
             BadPayloadError: A message does not fit the payload. The rows of the messages before it were
-                yielded. The messages that were taken together count as processed only if more are asked for.
+                yielded, and count as processed. If more are asked for, this message is the first.
             MissingExtraError: pyarrow is not installed.
             LiftEnvelopeError: Any error that iterating would raise.
         """
         as_count("max_rows", max_rows, most=MAX_INT64)
         as_seconds("max_wait", max_wait, zero=True)
+        as_count("max_bytes", max_bytes, most=_MOST_BATCH_BYTES)
         from liftenvelope.group._rows import SCHEMA, rows_of
         from liftenvelope.payload.typed_rows import typed_rows
 
         typed = typed_rows(payload, on_bad, SCHEMA, "topic")
         while await self._wait_for(max_rows, max_wait):
-            batch = rows_of(self._hand.take(max_rows))
-            for rows in (batch,) if typed is None else typed.decode(batch):
+            parts = self._hand.peek(max_rows, max_bytes)
+            batch = rows_of([(buffer.key, (offsets, messages)) for buffer, offsets, messages in parts])
+            pieces = ((batch.num_rows, [batch]),) if typed is None else typed.pieces(batch)
+            for rows in handed_out(self._hand, parts, pieces, self._may_hand_out):
                 yield rows
+
+    def _may_hand_out(self) -> bool:
+        return self._running().owns and self._failure is None and not self._closing
 
     async def _next(self, limit: int, max_wait: float) -> list[GroupMessage]:
         """Return the next messages; an empty list only after the end."""

@@ -52,11 +52,6 @@ class TypedRows:
         self._keeps_bad = as_choice("on_bad", on_bad, ("fail", "column")) == "column"
         self._decoder = None if kind.sample_rows else self._made(None)
 
-    def decode(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a batch; see :meth:`pieces`."""
-        for _, rows in self.pieces(batch):
-            yield from rows
-
     def pieces(self, batch: pa.RecordBatch) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
         """Yield the rows of a batch, as :meth:`.RowDecoder.pieces` does; those before a bad message first.
 

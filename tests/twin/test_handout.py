@@ -163,11 +163,68 @@ def test_partitions_take_turns(twin: ModuleType) -> None:
         member.fill([3], partition)  # has a turn already
     assert [member.hand.take_one().partition for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
     assert [(one.partition, one.offset) for one in member.hand.take_messages(3)] == [(1, 2), (1, 3), (2, 2)]
-    assert member.hand.take(10) == [
-        (("t", 0), ([3], [(3, b"x", None)])),
-        (("t", 2), ([3], [(3, b"x", None)])),
-    ]
+    first, _, last = member.buffers
+    for _ in range(2):  # looking changes nothing
+        assert member.hand.peek(10, 100) == [
+            (first, [3], [(3, b"x", None)]),
+            (last, [3], [(3, b"x", None)]),
+        ]
+    assert member.hand.take_parts([(first, 3, 1), (last, 3, 1)])
     assert not member.hand.gives()
+
+
+@TWINS
+def test_peek_ends_at_the_bytes_but_for_a_first_message(twin: ModuleType) -> None:
+    member = Member(twin, partitions=2)
+    for partition, buffer in enumerate(member.buffers):
+        buffer.extend([0, 1, 2], [(0, b"xxxx", None), (1, b"xx", None), (2, b"xx", None)])
+        member.hand.add(member.buffers[partition])
+    found = {
+        most: [offsets for _, offsets, _ in member.hand.peek(5, most)] for most in (0, 3, 4, 5, 6, 8, 11, 12)
+    }
+    assert found == {
+        0: [[0]],
+        3: [[0]],
+        4: [[0]],
+        5: [[0]],
+        6: [[0, 1]],
+        8: [[0, 1, 2]],
+        11: [[0, 1, 2]],
+        12: [[0, 1, 2], [0]],
+    }
+    assert [offsets for _, offsets, _ in member.hand.peek(5, 100)] == [[0, 1, 2], [0, 1]]
+    assert member.hand.peek(0, 100) == []
+
+
+@TWINS
+@pytest.mark.parametrize("change", ["none", "generation", "paused", "held", "taken", "sought", "cleared"])
+def test_peeked_messages_are_taken_together_or_not_at_all(twin: ModuleType, change: str) -> None:
+    member = Member(twin, partitions=3)
+    for partition in range(3):
+        member.fill([0, 1, 2], partition)
+    one, two, _ = member.buffers
+    if change == "generation":
+        member.session.generation = 2
+    elif change == "paused":
+        two.is_paused = True
+    elif change == "held":
+        two.is_held = True
+    elif change == "taken":
+        two.take(1)
+    elif change == "sought":
+        two.seek(5)
+    elif change == "cleared":
+        two.clear()
+    before = one.position, two.position
+    assert member.hand.take_parts([(one, 0, 2), (two, 0, 1)]) is (change == "none")
+    if change != "none":
+        assert (one.position, two.position) == before
+        return
+    assert (one.position, two.position) == (2, 1)
+    assert not member.hand.take_parts([(one, 2, 2)])  # it has only one left
+    assert [buffer.key[1] for buffer in member.hand.turns] == [2, 0, 1]
+    member.hand.settle()
+    assert (one.processed(), two.processed()) == (2, 1)
 
 
 @TWINS

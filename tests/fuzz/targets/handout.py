@@ -97,7 +97,10 @@ def operate(member: Member, operation: int, place: int, number: int) -> Any:
     elif operation == 2:
         return [[shown(one) for one in hand.take_messages(number)], hand.gives()]
     elif operation == 3:
-        return [(key, offsets, len(messages)) for key, (offsets, messages) in hand.take(number)]
+        parts = hand.peek(number, number // 2)
+        taken_from = [(one, offsets[0], len(offsets)) for one, offsets, _ in parts]
+        shown_parts = [(one.key, offsets, len(messages)) for one, offsets, messages in parts]
+        return shown_parts, hand.take_parts(taken_from), hand.take_parts(taken_from)
     elif operation == 4:
         hand.settle()
     elif operation == 5:

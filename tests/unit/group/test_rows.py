@@ -130,7 +130,7 @@ def decoding(payload: Any, on_bad: str) -> Callable[[pa.RecordBatch], Iterator[p
     """Return a function that yields the rows of a batch of messages."""
     typed = typed_rows(payload, on_bad, SCHEMA, "topic")
     assert typed is not None
-    return typed.decode
+    return lambda batch: (rows for _, piece in typed.pieces(batch) for rows in piece)
 
 
 def test_payload_replaces_the_value() -> None:

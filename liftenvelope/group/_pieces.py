@@ -1,0 +1,62 @@
+"""Hands out decoded messages in pieces, so that none counts as processed before its rows were yielded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from liftenvelope._native import handout
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["handed_out"]
+
+_M = TypeVar("_M", bound=tuple[Any, ...])
+#: A buffer, with the offsets and the messages that come next, as :meth:`HandOut.peek` returns them.
+_Part: TypeAlias = "tuple[handout.PartitionBuffer[_M], list[int], list[Any]]"
+
+
+def handed_out(
+    hand: handout.HandOut[_M],
+    parts: Sequence[_Part[_M]],
+    pieces: Iterable[tuple[int, list[pa.RecordBatch]]],
+    may_go_on: Callable[[], bool],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of messages, and take the messages of a piece right before its last rows.
+
+    A commit between two batches so covers no message whose rows were not yielded. The caller may do anything
+    meanwhile, such as a seek. Once the messages of a piece can't be taken any more, the rest is left out: the
+    buffers still have what belongs to the member.
+
+    Args:
+        hand: Hands the messages out.
+        parts: The messages.
+        pieces: Number of messages up to the end of each piece, and its rows.
+        may_go_on: Returns True while messages may be handed out.
+    """
+    begin = 0
+    for end, rows in pieces:
+        for each in rows[:-1]:
+            if not may_go_on():
+                return
+            yield each
+            hand.settle()
+        if not may_go_on() or not hand.take_parts(_between(parts, begin, end)):
+            return
+        begin = end
+        yield from rows[-1:]
+        hand.settle()
+
+
+def _between(
+    parts: Iterable[_Part[_M]], begin: int, end: int
+) -> list[tuple[handout.PartitionBuffer[_M], int, int]]:
+    """Return the buffers of the messages from one number to another, with first offset and count."""
+    found, at = [], 0
+    for buffer, offsets, _ in parts:
+        first, last = max(begin - at, 0), min(end - at, len(offsets))
+        if first < last:
+            found.append((buffer, offsets[first], last - first))
+        at += len(offsets)
+    return found
