@@ -598,22 +598,29 @@ cdef class MessageQueue:
         return iter(self.items[self.head:])
 
 
+include "_ordered.pxi"
+
+
+# Both queues are iterated over.
+
 cdef inline bint item_is_ready(object source) except -1:
-    return (<MessageQueue>source).head < len((<MessageQueue>source).items)
+    cdef int64_t sequence
+    if type(source) is MessageQueue:
+        return (<MessageQueue>source).head < len((<MessageQueue>source).items)
+    return (<OrderedQueue>source).gives(&sequence)
 
 
 cdef inline object take_item(object source):
-    return (<MessageQueue>source).take()
+    return (<MessageQueue>source).take() if type(source) is MessageQueue else (<OrderedQueue>source).take()
 
 
 cdef inline object wait_for_item(object source):
-    return (<MessageQueue>source).wait()
+    return (<MessageQueue>source).wait() if type(source) is MessageQueue else (<OrderedQueue>source).wait()
 
 
 include "_step.pxi"
 
 
-include "_ordered.pxi"
 include "_opened.pxi"
 
 

@@ -59,42 +59,6 @@ cdef class OrderedQueue:
         return self
 
     def __anext__(self):
-        cdef _OrderedStep step = _OrderedStep.__new__(_OrderedStep)
-        step.queue = self
+        cdef _Step step = _Step.__new__(_Step)
+        step.source = self
         return step
-
-
-@cython.final
-@cython.freelist(8)
-cdef class _OrderedStep:
-    """Awaitable of the next message in order, as _Step is of the next one of a queue."""
-
-    cdef OrderedQueue queue
-    cdef object waiting
-
-    def __await__(self):
-        cdef int64_t sequence
-        if self.waiting is None:
-            if self.queue.gives(&sequence):
-                return self
-            self.waiting = self.queue.wait().__await__()
-        return self.waiting
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        # Called only under tracing: otherwise the interpreter calls send_ordered().
-        raise StopIteration(self.queue.take())
-
-
-cdef int send_ordered(PyObject* step, PyObject* value, PyObject** result) except -1:
-    # 0 is PYGEN_RETURN, -1 is PYGEN_ERROR. A result is a new reference.
-    result[0] = NULL
-    message = (<_OrderedStep>step).queue.take()
-    Py_INCREF(message)
-    result[0] = <PyObject*>message
-    return 0
-
-
-set_send(<PyTypeObject*>_OrderedStep, send_ordered)

@@ -92,6 +92,18 @@ async def test_nothing_is_handed_out_while_another_task_waits(frames: ModuleType
 
 
 @TWINS
+async def test_next_message_can_be_a_task(frames: ModuleType) -> None:
+    reader = Reader(frames)
+    reader.deliver(1)
+    cancelled = asyncio.create_task(anext(reader.order))
+    cancelled.cancel()
+    await asyncio.wait({cancelled})
+    assert (await asyncio.create_task(anext(reader.order))).data == b"1"
+    assert await asyncio.create_task(anext(reader.order)) == "waited"
+    assert place(reader.order) == (False, 2, 10)
+
+
+@TWINS
 def test_next_queue_begins_with_its_first_delivery(frames: ModuleType) -> None:
     reader, other = Reader(frames), Reader(frames)
     reader.deliver(1, 2)
