@@ -25,6 +25,8 @@ _log: Final = logging.getLogger("liftenvelope.gateway")
 _RECONNECT_PAUSE: Final = 0.2
 #: Time limit for the first connection to NATS, in seconds.
 _PATIENCE: Final = 10.0
+#: Seconds between two cancellations of a first connection that takes too long.
+_AGAIN: Final = 0.1
 
 
 @asynccontextmanager
@@ -63,10 +65,9 @@ class _FirstConnection:
 
     Attributes:
         connected: Set once the connection is made.
-        is_refused: True once every known server has refused the login or lacks TLS, one after the other.
+        refused: Done once every known server has refused the login or lacks TLS, one after the other.
         lacks_tls: True if the last error was that a server lacks TLS.
         last: Text of the last error, to append to a sentence. Empty if there was none.
-        patience: Limits the wait for the connection.
     """
 
     def __init__(self, nc: Client, which: str, effect: str) -> None:
@@ -74,14 +75,23 @@ class _FirstConnection:
         self._which = which
         self._effect = effect
         self._refusals = 0
-        self.is_refused = self.lacks_tls = False
+        self.lacks_tls = False
         self.connected = asyncio.Event()
+        self.refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.last = ""
-        self.patience = asyncio.timeout(_PATIENCE)
+
+    async def make(self, urls: list[str], options: dict[str, Any]) -> None:
+        """Connect, and return once the connection is made."""
+        await self._nc.connect(urls, error_cb=self.note, allow_reconnect=True, **options)
+        # nats-py also returns if the server closes the connection instead of answering the first PING: so
+        # looks a refused login if the server's error is lost. nats-py then reconnects in the background.
+        if not self._nc.is_connected:
+            await self.connected.wait()
+        self.connected.set()
 
     async def note(self, exc: Exception) -> None:
         """Keep the text of an error; end the wait if every server refuses the login."""
-        if self.is_refused:
+        if self.refused.done():
             return  # an error of the close that follows
         text = str(exc)
         self.last = f": {without_secrets(text)}"
@@ -91,13 +101,10 @@ class _FirstConnection:
         self.lacks_tls = isinstance(exc, NoTlsError)
         is_refusal = self.lacks_tls or is_refused_login(text)
         self._refusals = self._refusals + 1 if is_refusal else 0
-        self.is_refused = is_refusal and self._refusals >= len(self._nc.servers)
-        if self.is_refused:
-            loop = asyncio.get_running_loop()
-            if not self.patience.expired():
-                self.patience.reschedule(loop.time())
+        if is_refusal and self._refusals >= len(self._nc.servers):
+            self.refused.set_result(None)
             # Hold nats-py here: cancelled while it closes a transport, it would leave the transport open.
-            await loop.create_future()
+            await asyncio.get_running_loop().create_future()
 
     async def lost(self) -> None:
         """Log that the connection is lost."""
@@ -126,27 +133,36 @@ async def _connect(nc: Client, url: str | None, options: dict[str, Any], which: 
         "reconnected_cb": first.back,
         **options,
     }
+    making = asyncio.create_task(first.make(urls, with_login_of(urls, options)))
     try:
-        async with first.patience:
-            options = with_login_of(urls, options)
-            await nc.connect(urls, error_cb=first.note, allow_reconnect=True, **options)
-            # nats-py also returns if the server closes the connection instead of answering the first PING: so
-            # looks a refused login if the server's error is lost. nats-py then reconnects in the background.
-            if not nc.is_connected:
-                await first.connected.wait()
-            first.connected.set()
-    except TimeoutError as exc:
-        await close_connection(nc)
-        if first.is_refused and not first.lacks_tls:
-            raise TransportError(refused_login(f"the NATS server {shown}")) from exc
-        why = first.last if first.is_refused else f" within {_PATIENCE} s{first.last}"
-        raise TransportError(f"no connection to the NATS server {shown}{why}") from exc
+        await asyncio.wait({making, first.refused}, timeout=_PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+        if making.done():
+            await making
+            return
     except (nats.errors.Error, OSError) as exc:
         text = f"no connection to the NATS server {shown}: {without_secrets(str(exc))}"
         raise TransportError(text) from exc
-    except BaseException:  # such as a cancellation: nats-py may be reconnecting in the background
-        await close_connection(nc)
-        raise
+    finally:
+        if not first.connected.is_set():  # nats-py may be reconnecting in the background
+            await _end(making)
+            await close_connection(nc)
+    if first.refused.done() and not first.lacks_tls:
+        raise TransportError(refused_login(f"the NATS server {shown}"))
+    why = first.last if first.refused.done() else f" within {_PATIENCE} s{first.last}"
+    raise TransportError(f"no connection to the NATS server {shown}{why}")
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel a task until it ends.
+
+    One cancellation is not enough: before Python 3.12, ``asyncio.wait_for`` drops one that comes together with
+    the end of what it waits for, and nats-py then tries the next server.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=_AGAIN)
+    if not task.cancelled():
+        task.exception()
 
 
 def _has_port(url: str) -> bool:
