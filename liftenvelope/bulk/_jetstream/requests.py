@@ -158,8 +158,8 @@ class JetStreamRequests:
         try:
             return NatsSocket(address, self._target)
         except TransportError as exc:
-            name = self._names.get(address)
-            if name is None or not isinstance(exc.__cause__, ssl.SSLCertVerificationError):
+            name = self._names.get(address, address.host)
+            if name == address.host or not isinstance(exc.__cause__, ssl.SSLCertVerificationError):
                 raise
             return NatsSocket(address, self._target, name)
 
