@@ -35,6 +35,8 @@ from tests.unit.hostile_nats import INFO, FakeNats
 SECRET = "correct-horse-battery"
 #: What a TLS handshake begins with: a record of type 22.
 HELLO = b"\x16\x03"
+#: What nats-server answers to it without TLS.
+NO_PROTOCOL = b"-ERR 'Unknown Protocol Operation'\r\n"
 TLS_INFO = INFO.replace(b'"max_payload"', b'"tls_required":true,"max_payload"')
 NO_TLS_INFO = INFO.replace(b'"headers"', b'"tls_required":false,"headers"')
 LOGINS = {
@@ -137,8 +139,8 @@ def shown(error: BaseException) -> str:
 def test_server_that_speaks_no_tls_gets_nothing_but_a_handshake(
     ca: trustme.CA, scheme: str, greeting: bytes, login: dict[str, str]
 ) -> None:
-    access = Access(tls=trusting(ca), connect_timeout=1, **login)  # type: ignore[arg-type]
-    with FakeNats(greeting=greeting).running() as server:
+    access = Access(tls=trusting(ca), **login)  # type: ignore[arg-type]
+    with FakeNats(greeting=greeting, first_answer=NO_PROTOCOL).running() as server:
         refused(f"{scheme}://127.0.0.1:{server.port}", access)
     (received,) = server.received
     assert received.startswith(HELLO)
@@ -147,8 +149,8 @@ def test_server_that_speaks_no_tls_gets_nothing_but_a_handshake(
 
 
 def test_url_with_tls_needs_no_option(ca: trustme.CA) -> None:
-    with FakeNats().running() as server:
-        refused(f"tls://app:{SECRET}@127.0.0.1:{server.port}", Access(connect_timeout=1))
+    with FakeNats(first_answer=NO_PROTOCOL).running() as server:
+        refused(f"tls://app:{SECRET}@127.0.0.1:{server.port}", Access())
     assert server.received[0].startswith(HELLO)
     assert SECRET.encode() not in server.received[0]
 
@@ -190,8 +192,8 @@ def naming(port: int, greeting: bytes) -> bytes:
 @pytest.mark.parametrize("scheme", ["tls", "nats"])
 def test_server_that_is_named_gets_no_login_over_plain_tcp(ca: trustme.CA, scheme: str) -> None:
     """The first server speaks TLS, also if only it has asked for that; the one that it names does not."""
-    access = Access(tls=trusting(ca) if scheme == "tls" else None, connect_timeout=1, reconnect_wait=0)
-    with FakeNats().running() as other:
+    access = Access(tls=trusting(ca) if scheme == "tls" else None, reconnect_wait=0)
+    with FakeNats(first_answer=NO_PROTOCOL).running() as other:
         greeting = naming(other.port, TLS_INFO)
         server = FakeNats(greeting=greeting, context=serving(ca, "127.0.0.1"))
         with server.running(), default_trust(ca):

@@ -75,6 +75,7 @@ class FakeNats:
     Attributes:
         script: What it answers.
         greeting: What it sends first.
+        first_answer: What it sends when a connection has said anything at all.
         after_connect: What it sends when it has read CONNECT and PING.
         endless: What it sends for ever after that, as fast as the client reads.
         context: To speak TLS after the greeting.
@@ -83,6 +84,7 @@ class FakeNats:
 
     script: Script = usual
     greeting: bytes = INFO
+    first_answer: bytes = b""
     after_connect: bytes = b"PONG\r\n"
     endless: bytes = b""
     context: ssl.SSLContext | None = None
@@ -147,6 +149,8 @@ class FakeNats:
     def _talk(self, connection: socket.socket, data: bytearray) -> None:
         at, sids = 0, dict[bytes, int]()
         while piece := connection.recv(65_536):
+            if self.first_answer and not data:
+                connection.sendall(self.first_answer)
             data += piece
             while (end := data.find(b"\r\n", at)) >= 0:
                 line, found = bytes(data[at:end]), _PUB.fullmatch(bytes(data[at:end]))
