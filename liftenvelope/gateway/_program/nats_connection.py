@@ -155,8 +155,8 @@ async def _connect(nc: Client, url: str | None, options: dict[str, Any], which: 
 async def _end(task: asyncio.Task[None]) -> None:
     """Cancel a task until it ends.
 
-    One cancellation is not enough: before Python 3.12, ``asyncio.wait_for`` drops one that comes together with
-    the end of what it waits for, and nats-py then tries the next server.
+    One cancellation is not enough: before Python 3.12, ``asyncio.wait_for`` drops one that comes together
+    with the end of what it waits for, and nats-py then tries the next server.
     """
     while not task.done():
         task.cancel()

@@ -23,7 +23,7 @@ class Stubborn(Client):
         super().__init__()
         self.cancellations = 0
 
-    async def connect(self, *_: Any, error_cb: Any, **__: Any) -> None:
+    async def connect(self, *_: Any, **options: Any) -> None:
         while True:
             try:
                 await asyncio.sleep(60)
@@ -31,7 +31,7 @@ class Stubborn(Client):
                 self.cancellations += 1
                 if self.cancellations > 1:
                     raise
-                await error_cb(ConnectionRefusedError("an attempt failed"))
+                await options["error_cb"](ConnectionRefusedError("an attempt failed"))
 
 
 async def test_lost_cancellation_does_not_keep_a_gateway_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
