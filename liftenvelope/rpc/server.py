@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.rpc._budget import Budget
 from liftenvelope.rpc._events import CallEnded, CallStarted, Event, MessagesReceived, RequestsEnded
-from liftenvelope.rpc._link import Flow, Incoming, TransportLink
+from liftenvelope.rpc._link import TransportLink
+from liftenvelope.rpc._server_call import Handler, ServerCall, unary
 from liftenvelope.rpc._server_side import ServerConnection
 from liftenvelope.rpc._turns import PieceOutcome, Turns
 from liftenvelope.rpc.limits import DEFAULT_LIMITS, ServerLimits
@@ -20,10 +21,9 @@ from liftenvelope.rpc.tls import check_protocol, offer_http2
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
-    from liftenvelope.rpc._headers import Metadata
 
 __all__ = ["Handler", "Server", "ServerCall", "unary"]
 
@@ -31,87 +31,6 @@ __all__ = ["Handler", "Server", "ServerCall", "unary"]
 _MOST_EVENTS: Final = 6
 #: Checks for silent clients per timeout.
 _SWEEPS: Final = 8
-
-#: Serves a call. A return ends it with OK, an RpcError with its own status, any other exception with UNKNOWN.
-Handler: TypeAlias = "Callable[[ServerCall], Coroutine[object, object, None]]"
-
-
-def unary(answer: Callable[[bytes], Awaitable[bytes]]) -> Handler:
-    """Return a handler for a unary method."""
-
-    async def serve(call: ServerCall) -> None:
-        await call.send([await answer(await call.one_request())])
-
-    return serve
-
-
-class ServerCall(Incoming):
-    """One call, on the server's side.
-
-    Attributes:
-        method: Path of the method.
-        metadata: Metadata of the request headers.
-        timeout: Seconds from the start of the call to the client's deadline; None for no limit.
-        trailing_metadata: Metadata to send with the status.
-    """
-
-    def __init__(self, link: _ServerLink, event: CallStarted) -> None:
-        super().__init__(Flow(link, event.call_id))
-        self.method = event.method
-        self.metadata = event.metadata
-        self.timeout = event.timeout
-        self.trailing_metadata: Metadata = ()
-        self._link = link
-
-    @property
-    def peer_certificate(self) -> Mapping[str, Any] | None:
-        """Client certificate as returned by ``ssl.SSLSocket.getpeercert``; None if the client sent none."""
-        return self._link.peer_certificate
-
-    async def one_request(self) -> bytes:
-        """Return the only request of the call.
-
-        Reads at most up to the second request, so that a client can't make the server hold any number.
-
-        Raises:
-            RpcError: INTERNAL: the client sent no request, or more than one.
-        """
-        received = await self.receive()
-        more = None if received is None or len(received) > 1 else await self.receive()
-        if received is None or len(received) > 1 or more is not None:
-            came = "none" if received is None else "more"
-            raise RpcError(StatusCode.INTERNAL, f"{self.method} takes one request, {came} came")
-        return received[0]
-
-    def send_headers(self, metadata: Metadata) -> None:
-        """Send the response headers with metadata. Otherwise the first message sends them without."""
-        self._link.protocol.send_headers(self.flow.call_id, metadata)
-        self._link.flush_soon()
-
-    async def send(self, messages: Iterable[bytes]) -> None:
-        """Send messages; wait while more than 128 KiB are unsent because the client takes no more."""
-        await self.flow.put(messages)
-
-    def send_nowait(self, messages: Iterable[bytes]) -> None:
-        """Send messages without waiting: for callbacks, whose callers handle backpressure."""
-        self.flow.put_nowait(messages)
-
-    def send_framed_nowait(self, frames: bytes) -> None:
-        """Send messages that already have their gRPC prefixes, without waiting."""
-        self.flow.put_framed_nowait(frames)
-
-    async def send_framed(self, frames: bytes) -> None:
-        """Send concatenated messages that already have their gRPC prefixes; wait like :meth:`send`."""
-        await self.flow.put_framed(frames)
-
-    def exempt_answers(self) -> None:
-        """Leave unsent answers out of the budgets: the handler sends more only when :meth:`send` returns."""
-        self._link.protocol.exempt(self.flow.call_id)
-
-    @property
-    def flow(self) -> Flow:
-        """Message queues of the call, filled by its connection."""
-        return self._flow
 
 
 class _ServerLink(TransportLink[ServerConnection]):
@@ -283,7 +202,7 @@ class _ServerLink(TransportLink[ServerConnection]):
         self._server.calls += 1
         self._server.calls_of[self.client] += 1
         handler = self._server.handlers.get(event.method)
-        call = ServerCall(self, event)
+        call = ServerCall(self, event, self.peer_certificate)
         # Unknown methods get a flow too: the messages received for them are dropped with it.
         self.flows[call_id] = call.flow
         served = _not_implemented(call) if handler is None else handler(call)
