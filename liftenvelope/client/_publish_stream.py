@@ -12,9 +12,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, Protocol
 
 from liftenvelope._deadlines import Deadline, DeadlineBuckets
-from liftenvelope._pb import api_pb2
 from liftenvelope._wire import IdSource
 from liftenvelope.client._in_flight import DONE, Entry, InFlight, Outcome, Sink
+from liftenvelope.client._leader_check import LOOK_UP, until_served
 from liftenvelope.client.publish_codec import read_publish_responses
 from liftenvelope.client.publish_permission import PublishPermissions
 from liftenvelope.envelope import Ack
@@ -49,8 +49,6 @@ _RESOLUTION: Final = 0.02
 _PATIENCE: Final = 5.0
 #: Seconds after a loss in which new streams wait for leaders too.
 _WARY: Final = 10.0
-#: Seconds to look for a leader before any broker is used.
-_LOOK_UP: Final = 1.0
 _METHOD: Final = "/proto.API/PublishAsync"
 
 
@@ -136,7 +134,7 @@ class Lane:
         deadline = Deadline(self._cluster.options.connect_timeout)
         if self._lost:
             await asyncio.sleep(deadline.pause_before(self._lost))
-            await self._until_served(Deadline(_PATIENCE))
+            await until_served(self._cluster, lambda: self.flight.partitions, Deadline(_PATIENCE))
         address = await self._cluster.any_broker(failed, deadline) if failed else self._address
         try:
             channel = await self._cluster.connections.channel(address)
@@ -148,23 +146,6 @@ class Lane:
             return None
         failed.clear()
         return call
-
-    async def _until_served(self, deadline: Deadline) -> None:
-        """Wait until every partition with pending messages has a leader.
-
-        A broker that has just restarted does not know its streams for a moment. Such a broker accepts
-        messages for partitions that it does not record yet, and those messages are lost without an error.
-        """
-        attempt = 0
-        while not deadline.is_over and not await self._is_served():
-            attempt += 1
-            await asyncio.sleep(deadline.pause_before(attempt))
-
-    async def _is_served(self) -> bool:
-        for stream, partition in self.flight.partitions:
-            if not await self._streams.is_served(stream, partition):
-                return False
-        return True
 
     async def _converse(self, call: Call) -> None:
         """Send and receive until the call ends."""
@@ -285,26 +266,6 @@ class PublishStreams:
                 raise NoSuchPartitionError(StatusCode.NOT_FOUND, text)
         return info
 
-    async def is_served(self, stream: str, partition: int) -> bool:
-        """Return True if the leader of a partition confirms that it leads.
-
-        A paused partition, which has no leader, counts as served: a message wakes it.
-        """
-        deadline = Deadline(_LOOK_UP)
-        request = api_pb2.FetchPartitionMetadataRequest(stream=stream, partition=partition)
-        route = self.cluster.leader_of(stream, partition)
-        try:
-            info = await self.cluster.stream(stream, deadline, refresh=True)
-            if partition in info.partitions and info.partitions[partition].paused:
-                return True
-            data = request.SerializeToString()
-            await self.cluster.call("FetchPartitionMetadata", data, route, deadline, f"{stream}[{partition}]")
-        except PermissionDeniedError:
-            return True  # a client with only the permission to publish can't find it out
-        except LiftEnvelopeError:
-            return False  # the caller asks again, or publishing shows the error
-        return True
-
     def pinned(self, stream: str, partition: int) -> Lane | None:
         """Return the lane of a partition, None if it has none yet."""
         return self._pins.get((stream, partition))
@@ -332,7 +293,7 @@ class PublishStreams:
     async def _address(self, leader: str, deadline: Deadline) -> str:
         if leader:
             try:
-                return await self.cluster.broker_address(leader, Deadline(min(deadline.left, _LOOK_UP)))
+                return await self.cluster.broker_address(leader, Deadline(min(deadline.left, LOOK_UP)))
             except LiftEnvelopeError:
                 pass  # any broker forwards messages, and an unreachable one is noticed soon
         return await self.cluster.any_broker((), deadline)

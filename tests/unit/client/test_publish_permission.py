@@ -15,6 +15,7 @@ import pytest
 from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
 from liftenvelope.client._in_flight import Entry, InFlight, Outcome, Sink
+from liftenvelope.client._leader_check import is_served
 from liftenvelope.client.publish_permission import PublishPermissions
 from liftenvelope.errors import CallTimeoutError, PermissionDeniedError, TransportError
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -97,7 +98,7 @@ async def test_partition_counts_as_served_for_a_client_that_may_only_publish() -
         broker.log(0)
         text = "The client is not authorized to call FetchPartitionMetadata on resource foo"
         broker.always("FetchPartitionMetadata", RpcError(StatusCode.UNKNOWN, text))
-        assert await client._publisher.streams.is_served("foo", 0)
+        assert await is_served(client._context.cluster, "foo", 0)
 
 
 class Told:

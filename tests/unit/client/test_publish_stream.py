@@ -1,4 +1,4 @@
-"""Publish streams on a broker that is scripted: it ends a half-closed stream late, or never."""
+"""Publish streams on a broker that is scripted: it ends a half-closed stream late, or answers late."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
+from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
+from liftenvelope.client._leader_check import until_served
 from liftenvelope.envelope import Ack
 from liftenvelope.rpc.server import ServerCall
 from tests.unit.scripted_broker import client_of, scripted
@@ -35,3 +37,20 @@ async def test_message_for_a_half_closed_stream_goes_on_a_new_one() -> None:
                 assert isinstance(await client.publish("foo", b"v"), Ack)
                 await half_closed.wait()
                 half_closed.clear()
+
+
+async def test_check_for_leaders_ends_at_its_deadline_between_two_partitions() -> None:
+    deadline = Deadline(60.0)
+
+    async def answer_late(call: ServerCall, request: bytes) -> bytes:
+        deadline._end = 0.0
+        return await broker._partition(call, request)
+
+    async with scripted() as (broker,):
+        for partition in range(3):
+            broker.log(0, partition=partition)
+        broker.always("FetchPartitionMetadata", answer_late)
+        async with client_of([broker]) as client:
+            asked = [("foo", partition) for partition in range(3)]
+            await until_served(client._context.cluster, lambda: asked, deadline)
+        assert broker.calls["FetchPartitionMetadata"] == 1
