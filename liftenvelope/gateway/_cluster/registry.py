@@ -50,6 +50,7 @@ class StreamRegistry:
     Attributes:
         streams: Number of streams that are ready, without the reserved ones.
         partitions: Number of their partitions.
+        changes: Number of entries applied so far. While it stays the same, so do all records.
     """
 
     def __init__(self, js: JetStream, on_change: RecordListener, *, replicas: int = 1) -> None:
@@ -57,7 +58,7 @@ class StreamRegistry:
         self._mirror = Mirror(self._bucket, self._on_entry)
         self._following = AsyncExitStack()
         self._on_change = on_change
-        self.streams = self.partitions = 0
+        self.streams = self.partitions = self.changes = 0
         # By key: the record (None if deleted) and its revision.
         self._records: dict[str, tuple[StreamRecord | None, int]] = {}
         # Completed by the next entry.
@@ -244,6 +245,7 @@ class StreamRegistry:
             return  # already known, such as an own write that the mirror reports
         record = None if entry.value is None else StreamRecord.from_json(entry.value)
         self._records[entry.key] = (record, entry.revision)
+        self.changes += 1
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():

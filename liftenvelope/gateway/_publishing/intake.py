@@ -33,6 +33,8 @@ _ANY_OFFSET: Final = -1
 _LONGEST_ACK: Final = 60.0
 #: Statuses of a publish that JetStream has no room for, or leaves unanswered for lack of room.
 _STORAGE_CODES: Final = (StatusCode.INTERNAL, StatusCode.DEADLINE_EXCEEDED, StatusCode.UNAVAILABLE)
+#: Least number of targets to keep.
+_LEAST_ROOM: Final = 1_000
 #: Header of an envelope that holds an ack.
 _ACK_HEADER: Final = b"\xb9\x0e\x43\xb4\0\x08\0\x01"
 
@@ -50,6 +52,8 @@ class Intake:
         self._link = Link(core.nc)
         self._streams = streams
         self._targets: dict[tuple[str, int], PublishTarget] = {}
+        # Number of targets at which those of deleted streams are forgotten.
+        self._room = _LEAST_ROOM
         self._sending: set[asyncio.Task[None]] = set()
 
     async def target(self, request: api_pb2.PublishRequest) -> PublishTarget:
@@ -81,8 +85,15 @@ class Intake:
         if record.partitions[partition].paused:
             record = await self._streams.resume(name, partition)
         target = PublishTarget(record, partition, record.subject_of(partition), record.stream_of(partition))
+        if len(self._targets) >= self._room:
+            self._forget_outdated()
         self._targets[name, partition] = target
         return target
+
+    def _forget_outdated(self) -> None:
+        known = self._core.registry.known
+        self._targets = {key: one for key, one in self._targets.items() if known(key[0]) is one.record}
+        self._room = max(2 * len(self._targets), _LEAST_ROOM)
 
     async def check_replicas(self, target: PublishTarget, request: api_pb2.PublishRequest) -> None:
         """Check that a stored message may be acked.

@@ -11,7 +11,7 @@ A message takes one of two paths:
 Acks of one partition are sent in order. A partition therefore gets its route only after the ack of its first
 message, for which the call waits at most 1 s. All routes are dropped if a stream's record changes, if too few
 replicas are in sync, or if no stream records a subject. The next message of each partition then takes the
-slow path again.
+slow path again. See :mod:`liftenvelope.gateway._publishing.routes`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from liftenvelope.gateway._clients.counts import CANCELLED, PublishTally, reason
 from liftenvelope.gateway._partitions.replicas import least_in_sync
 from liftenvelope.gateway._protocol.failures import refused_publish, status_of
 from liftenvelope.gateway._protocol.requests import read_request, without_content
+from liftenvelope.gateway._publishing.routes import Routes
 from liftenvelope.gateway._publishing.targets import PublishTarget, ack_of
 from liftenvelope.jetstream.publish_frames import PubAck, read_ack
 from liftenvelope.nats.link import Link
@@ -98,12 +99,8 @@ class PublishSession:
         self._held = core.quotas.pending(call)
         self._tally = PublishTally(core.publishes["PublishAsync"])
         self._is_publishing = False
-        self._routes: dict[tuple[str, int], PublishTarget] = {}
-        # Last target of each partition that had a route, for acks that come after its route was dropped.
-        self._targets: dict[tuple[str, int], PublishTarget] = {}
+        self._routes = Routes(core, self._pipe)
         self._read_ack = _native.jet.AckReader(PubAck, read_ack)
-        # JetStream's domain in the acks, empty before the first ack.
-        self._domain = ""
         # Messages of the slow path that have no answer yet.
         self._slow = 0
         self._answers: list[bytes] = []
@@ -198,7 +195,7 @@ class PublishSession:
     async def _take(self, requests: list[bytes]) -> None:
         """Publish messages in order: runs of plain ones on the fast path, each other one on the slow path."""
         self._is_publishing = True
-        self._drop_old_routes()
+        self._routes.drop_outdated()
         at = 0
         while at < len(requests):
             frames, at, count, size = self._pipe.take(requests, at)
@@ -227,15 +224,6 @@ class PublishSession:
             )
         self._link.write(frames, count, size)
 
-    def _drop_old_routes(self) -> None:
-        """Drop all routes if the record of a target changed or too few of its replicas are in sync."""
-        for target in self._routes.values():
-            is_known = self._core.registry.known(target.record.name) is target.record
-            if not (is_known and self._are_replicas_enough(target)):
-                self._routes.clear()
-                self._pipe.close_routes()
-                return
-
     async def _publish_one(self, raw: bytes) -> None:
         """Publish a message on the slow path, then open the fast path for its partition if possible."""
         request = read_request(api_pb2.PublishRequest, raw, self._core.options.limits)
@@ -251,29 +239,10 @@ class PublishSession:
         request = without_content(request)
         self._slow += 1
         future.add_done_callback(partial(self._stored, target, request, began))
-        if self._needs_route(target):
+        if self._routes.is_wanted(target):
             # Acks of the fast path could overtake this one, and acks of a partition must stay in order.
             await asyncio.wait({future}, timeout=_FIRST_ACK)
-            self._add_route(target)
-
-    def _needs_route(self, target: PublishTarget) -> bool:
-        """Return whether the target may use the fast path and has no route yet.
-
-        The fast path neither checks expected offsets nor waits for the offset of a message in a copy.
-        """
-        record = target.record
-        is_plain = not (record.checks_offsets or target.is_copy) and self._are_replicas_enough(target)
-        return is_plain and (record.name, target.partition) not in self._routes
-
-    def _are_replicas_enough(self, target: PublishTarget) -> bool:
-        """Return whether messages with ``ALL`` may be acked on the fast path."""
-        return self._core.storage.replicas.are_enough(target.record, target.partition)
-
-    def _add_route(self, target: PublishTarget) -> None:
-        record, partition = target.record, target.partition
-        self._routes[record.name, partition] = self._targets[record.name, partition] = target
-        names = (record.name, partition, record.subject, target.subject, target.stream)
-        self._pipe.route(*names, domain=self._domain)
+            self._routes.add(target)
 
     # Acks
 
@@ -296,11 +265,10 @@ class PublishSession:
         _, _, headers, payload = message
         request = api_pb2.PublishRequest(stream=key[0], partition=key[1], correlationId=correlation_id)
         request.ackPolicy = _POLICIES[policy]
-        target = self._targets.get(key)
+        target = self._routes.target(*key)
         if headers is not None:
             # No stream records the subject: the partition was just paused, made readonly or deleted.
-            self._routes.clear()
-            self._pipe.close_routes()
+            self._routes.drop()
             self._refuse_later(NoJetStreamError(503, "no stream records the subject"), request)
             return
         answer = self._read_ack(payload)
@@ -310,19 +278,12 @@ class PublishSession:
             number, now = _number_of(message), asyncio.get_running_loop().time()
             self._tally.ack_numbered(number, number, 1, now)
             self._accept(target, request, answer.sequence)
-            self._expect_domain(answer.domain or "")
+            self._routes.expect_domain(answer.domain or "")
         else:
             # Another stream stored the message. The target may copy from that stream or not, so the outcome
             # is unknown.
             self._tally.fail(_UNKNOWN)
             self._give_up(request.ackPolicy, correlation_id)
-
-    def _expect_domain(self, domain: str) -> None:
-        """Take acks of a JetStream domain for plain ones from now on."""
-        if domain != self._domain:
-            self._domain = domain
-            for target in list(self._routes.values()):
-                self._add_route(target)
 
     def _stored(
         self,

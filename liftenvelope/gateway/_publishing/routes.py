@@ -1,0 +1,99 @@
+"""Routes of a PublishAsync call: the partitions whose messages take the fast path.
+
+A route is valid while the record of its stream is the one that it was made for, and while enough replicas are
+in sync. This is checked before each batch, and a call may have thousands of routes. So the records are
+compared only after a change of any record, and the replicas are counted only for streams with ``minIsr``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from liftenvelope.gateway._partitions.replicas import least_in_sync
+
+if TYPE_CHECKING:
+    from liftenvelope._native import gate
+    from liftenvelope.gateway._core import Core
+    from liftenvelope.gateway._publishing.targets import PublishTarget
+
+__all__ = ["Routes"]
+
+
+class Routes:
+    """The routes of one call.
+
+    Args:
+        core: The gateway's parts.
+        pipe: Fast path of the call.
+    """
+
+    def __init__(self, core: Core, pipe: gate.PublishPipe) -> None:
+        self._core = core
+        self._pipe = pipe
+        # Targets with a route, by stream and partition, and those that need replicas in sync.
+        self._open: dict[tuple[str, int], PublishTarget] = {}
+        self._guarded: dict[tuple[str, int], PublishTarget] = {}
+        # Targets that had a route, while messages without an ack may have taken it.
+        self._closed: dict[tuple[str, int], PublishTarget] = {}
+        self._seen = core.registry.changes
+        # JetStream's domain in the acks, empty before the first ack.
+        self._domain = ""
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        """Yield the streams and partitions that have a route."""
+        return iter(self._open)
+
+    def target(self, stream: str, partition: int) -> PublishTarget | None:
+        """Return the last target of a partition, for acks that may come after its route was dropped."""
+        key = (stream, partition)
+        return self._open.get(key) or self._closed.get(key)
+
+    def is_wanted(self, target: PublishTarget) -> bool:
+        """Return whether the target may use the fast path and has no route yet.
+
+        The fast path neither checks expected offsets nor waits for the offset of a message in a copy.
+        """
+        record = target.record
+        is_plain = not (record.checks_offsets or target.is_copy) and self._has_replicas(target)
+        return is_plain and (record.name, target.partition) not in self._open
+
+    def add(self, target: PublishTarget) -> None:
+        """Open the fast path for a partition."""
+        record, partition = target.record, target.partition
+        self._open[record.name, partition] = target
+        if least_in_sync(record):
+            self._guarded[record.name, partition] = target
+        names = (record.name, partition, record.subject, target.subject, target.stream)
+        self._pipe.route(*names, domain=self._domain)
+
+    def expect_domain(self, domain: str) -> None:
+        """Take acks of a JetStream domain for plain ones from now on."""
+        if domain != self._domain:
+            self._domain = domain
+            for target in self._open.values():
+                self.add(target)
+
+    def drop_outdated(self) -> None:
+        """Drop all routes if the record of a target changed or too few of its replicas are in sync."""
+        if not self._pipe.pending:
+            self._closed.clear()
+        changes, before = self._core.registry.changes, self._seen
+        self._seen = changes
+        is_current = changes == before or all(map(self._is_current, self._open.values()))
+        if not (is_current and all(map(self._has_replicas, self._guarded.values()))):
+            self.drop()
+
+    def drop(self) -> None:
+        """Drop all routes: the next message of each partition takes the slow path."""
+        self._closed.update(self._open)
+        self._open.clear()
+        self._guarded.clear()
+        self._pipe.close_routes()
+
+    def _is_current(self, target: PublishTarget) -> bool:
+        return self._core.registry.known(target.record.name) is target.record
+
+    def _has_replicas(self, target: PublishTarget) -> bool:
+        """Return whether messages with ``ALL`` may be acked on the fast path."""
+        return self._core.storage.replicas.are_enough(target.record, target.partition)
