@@ -82,6 +82,8 @@ class StreamService:
         self._changes: set[asyncio.Task[bytes]] = set()
         # By name: the streams whose creation or deletion ended without an answer, until they are removed.
         self._unsettled: dict[str, StreamRecord] = {}
+        # Ids of those whose requests the server must have executed.
+        self._executed: set[str] = set()
         self._settling: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
@@ -255,14 +257,17 @@ class StreamService:
         if self._is_closing:
             return
         self._unsettled[record.name] = record
+        self._executed.discard(record.id)
         task = asyncio.get_running_loop().create_task(self._keep_settling(record.name))
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
 
     async def _keep_settling(self, name: str) -> None:
-        while name in self._unsettled:
+        while (record := self._unsettled.get(name)) is not None:
             await asyncio.sleep(OVERTAKEN)
             try:
+                await self._until_executed(record)
+                await self._ask_partitions(record)
                 async with self._core.changing:
                     await self._settle(name)
             except LiftEnvelopeError as exc:
@@ -273,13 +278,29 @@ class StreamService:
         record = self._unsettled.get(name)
         if record is None:
             return
-        # Once this is answered, the server has received everything that was sent before.
-        await self._core.registry.refresh(name)
-        await asyncio.sleep(OVERTAKEN)
+        await self._until_executed(record)
+        self._executed.discard(record.id)  # a removal sends more requests
         left = await self._core.registry.refresh(name)
         if left is not None and left.id == record.id and left.state is not StreamPhase.READY:
             await self.remove_unfinished(left)
         self._unsettled.pop(name, None)
+
+    async def _until_executed(self, record: StreamRecord) -> None:
+        """Wait until the server must have executed the requests of a creation or deletion."""
+        if record.id not in self._executed:
+            # Once this is answered, the server has received everything that was sent before.
+            await self._core.registry.refresh(record.name)
+            await asyncio.sleep(OVERTAKEN)
+            self._executed.add(record.id)
+
+    async def _ask_partitions(self, record: StreamRecord) -> None:
+        """Ask about each partition before a removal takes the lock: one without a leader does not answer.
+
+        Raises:
+            LiftEnvelopeError: JetStream does not answer.
+        """
+        for number in range(len(record.partitions)):
+            await self._core.storage.id_of(record.stream_of(number))
 
     # Removing
 
@@ -435,6 +456,7 @@ class StreamService:
             if found.name in self._unsettled:
                 continue
             if found.maker == me or (of_the_dead and found.maker not in living):
+                await self._ask_partitions(found)
                 async with self._core.changing:
                     # This gateway has no change in progress while this task holds the lock.
                     if found in self._core.registry.unfinished():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,9 +19,11 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.client import Client
 from liftenvelope.envelope import new_message, unmarshal_ack
 from liftenvelope.gateway import Gateway
+from liftenvelope.gateway._cluster.records import StreamPhase, StreamRecord
 from liftenvelope.gateway._partitions.recordings import nothing
 from liftenvelope.gateway._protocol.names import encode_name, partition_stream
 from liftenvelope.jetstream import JetStream, StreamConfig
+from liftenvelope.jetstream.bucket import Bucket
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import RpcError
 from liftenvelope.testing import FaultProxy, run_nats_server
@@ -185,16 +188,22 @@ async def test_copy_takes_over_although_another_copy_could_not_be_attached(name:
         assert await refused.stores(copy, name)
 
 
-async def test_partition_that_does_not_answer_delays_no_other_stream(name: str) -> None:
+@pytest.mark.parametrize("state", [StreamPhase.READY, StreamPhase.DELETING])
+async def test_partition_that_does_not_answer_delays_no_other_stream(name: str, state: StreamPhase) -> None:
     stuck, other = f"{name}-stuck", f"{name}-other"
     question = f"$JS.API.STREAM.INFO.{partition_stream(stuck, 0)}"
     with run_nats_server(jetstream=True, config=two_users(question)) as server:
         free = await connect(server.url, user="free", password="s3cret")
         async with Gateway(free) as gateway, liftenvelope.connect([gateway.address]) as client:
             await client.create_stream(stuck, stuck)
+        async with JetStream(free) as js:
+            bucket = Bucket(js, "lift_streams")
+            entry = await bucket.get(encode_name(stuck))
+            record = StreamRecord.from_json(entry.value or b"")
+            await bucket.put(entry.key, replace(record, state=state, maker="dead").to_json())
         limited = await connect(server.url, user="limited", password="s3cret")
         async with (
-            # It checks the subjects of all streams, and waits for the answer for hours.
+            # It checks all subjects, and removes what the dead did not. It waits for the answer for hours.
             Gateway(limited, ack_timeout=10_000.0, broker_ttl=60.0) as gateway,
             liftenvelope.connect([gateway.address], timeout=240) as client,
         ):
@@ -206,3 +215,19 @@ async def test_partition_that_does_not_answer_delays_no_other_stream(name: str) 
             assert unmarshal_ack((await acks.next_msg(240)).data).stream == other
         await limited.close()
         await free.close()
+
+
+async def test_deletion_that_gets_no_answer_is_repeated_outside_the_lock(name: str) -> None:
+    question = f"$JS.API.STREAM.INFO.{partition_stream(name, 0)}"
+    async with running(question) as refused:
+        await refused.client.create_stream(name, name)
+        await refused.use("limited")
+        with pytest.raises(RpcError, match="DEADLINE_EXCEEDED"):
+            await refused.call("DeleteStream", api_pb2.DeleteStreamRequest(name=name))
+        assert refused.gateway._running is not None
+        core, before = refused.gateway._running.core, refused.nc.last_error
+        await until(lambda: refused.nc.last_error is not before)
+        assert question.lower() in str(refused.nc.last_error)
+        assert not core.changing.locked()
+        await refused.use("free")
+        await refused.client.create_stream(name, name)
