@@ -70,7 +70,7 @@ class Limits(ServerLimits):
             in the totals alone. It is also the number of partitions of groups that have a lag. Default 1,000;
             0 for none.
         max_http_connections: Connections open at once to the HTTP server of ``--http``. A further one closes
-            the oldest. Default 100.
+            the oldest of the address that has most. Default 100.
         max_http_request_bytes: Size of an HTTP request, in bytes. A larger one closes the connection. Default
             16 KiB.
         http_timeout: Seconds from the start of an HTTP connection to its end, whatever its client does.

@@ -2,17 +2,21 @@
 
 aiohttp limits neither the number of connections nor the time that a client takes to send its request.
 Therefore each connection goes through :class:`HttpConnections`: it carries one request, of a limited size,
-and ends after a limited time whatever its client does. When too many are open, the oldest one is closed: a
-new one may be a probe, and the oldest ones are those of clients that send nothing.
+and ends after a limited time whatever its client does. When too many are open, the address that holds most of
+them loses its oldest one, so that one address can't close the connections of the others. A new one may be a
+probe, and the oldest ones are those of clients that send nothing.
 
-A stream of events has no time limit. It counts among the connections and can be the oldest one: browsers open
+A stream of events has no time limit. It counts among the connections and can be closed as well: browsers open
 it again.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING, Final, cast
+
+from liftenvelope.rpc.places import client_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +33,7 @@ class HttpConnections:
 
     Args:
         new_protocol: Creates aiohttp's protocol for a new connection.
-        most: Connections open at once. A further one closes the oldest.
+        most: Connections open at once. A further one closes the oldest of the address that has most.
         max_bytes: Bytes of a request. A larger one closes the connection.
         timeout: Seconds from the start of a connection to its end.
     """
@@ -48,11 +52,16 @@ class HttpConnections:
         return len(self._open)
 
     def new(self) -> asyncio.Protocol:
-        """Return the protocol of a new connection, and close the oldest connection if there are too many."""
+        """Return the protocol of a new connection, and close another one if there are too many."""
         while len(self._open) >= self._most:
-            next(iter(self._open)).abort()
+            self._to_close().abort()
         inner = self._new_protocol()
         return _HttpConnection(self._open, inner, max_bytes=self._max_bytes, timeout=self._timeout)
+
+    def _to_close(self) -> _HttpConnection:
+        held = Counter(connection.address for connection in self._open)
+        most = max(held.values())
+        return next(connection for connection in self._open if held[connection.address] == most)
 
     async def close_afterwards(self, request: web.Request, response: web.StreamResponse) -> None:
         """End the connection with its response. A signal handler of ``on_response_prepare``."""
@@ -78,6 +87,9 @@ class _HttpConnection(asyncio.Protocol):
         inner: aiohttp's protocol.
         max_bytes: Most bytes to receive.
         timeout: Seconds until the connection is closed.
+
+    Attributes:
+        address: Address of the client, of IPv6 its network; empty until the connection is handed over.
     """
 
     def __init__(
@@ -90,6 +102,7 @@ class _HttpConnection(asyncio.Protocol):
     ) -> None:
         self._connections = connections
         self._inner = inner
+        self.address = ""
         self._left = max_bytes
         self._transport: asyncio.Transport | None = None
         self._timer = asyncio.get_running_loop().call_later(timeout, self.abort)
@@ -119,6 +132,7 @@ class _HttpConnection(asyncio.Protocol):
         # Not isinstance: the transports of uvloop have the methods, but not the base class.
         transport = cast("asyncio.Transport", transport)
         self._transport = transport
+        self.address = client_of(transport.get_extra_info("peername"))
         self._inner.connection_made(transport)
         if self not in self._connections:  # closed meanwhile, to make room
             transport.abort()

@@ -392,6 +392,19 @@ async def test_oldest_connection_makes_room(http: str) -> None:
         writer.close()
 
 
+async def test_connections_of_one_address_do_not_close_those_of_another(http: str) -> None:
+    host, _, port = http.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), local_addr=("127.0.0.2", 0))
+    writer.write(f"GET /healthz HTTP/1.1\r\nHost: {http}\r\n".encode())
+    many = [await asyncio.open_connection(host, int(port)) for _ in range(10)]
+    assert (await get(http, "/healthz")).status == 200
+    writer.write(b"\r\n")
+    async with asyncio.timeout(60):
+        assert b"200 OK" in await reader.read()
+    for _, other in (*many, (reader, writer)):
+        other.close()
+
+
 async def test_malformed_requests_are_not_logged(http: str, caplog: pytest.LogCaptureFixture) -> None:
     for request in (
         b"garbage\r\n\r\n",
