@@ -16,10 +16,14 @@ __all__ = ["ProgressBar"]
 _PAUSE: Final = 0.1
 #: Cells of the bar in a terminal.
 _WIDTH: Final = 30
+#: Style of the bar in a notebook.
+_ROW: Final = (
+    "display: flex; flex-wrap: wrap; align-items: center; gap: 0 0.7em; font-variant-numeric: tabular-nums"
+)
 
 
 class _View(Protocol):
-    def draw(self, part: float | None, text: str) -> None: ...
+    def draw(self, label: str, part: float | None, numbers: str) -> None: ...
 
     def end(self) -> None: ...
 
@@ -69,7 +73,7 @@ class ProgressBar:
     def _draw(self, progress: Progress) -> None:
         if self._view is not None:
             seconds = time.monotonic() - self._started
-            self._view.draw(_part(progress), _text(self._label, progress, seconds))
+            self._view.draw(self._label, _part(progress), _numbers(progress, seconds))
 
 
 def _part(progress: Progress) -> float | None:
@@ -79,17 +83,18 @@ def _part(progress: Progress) -> float | None:
     return min(progress.done / progress.total, 1.0) if progress.total else 1.0
 
 
-def _text(label: str, progress: Progress, seconds: float) -> str:
-    part = _part(progress)
-    begin = [label] if label else []
-    begin += [] if part is None else [f"{part:4.0%}"]
+def _numbers(progress: Progress, seconds: float) -> str:
     pace = 1 / seconds if seconds > 0 else 0.0
     numbers = [f"{progress.bytes / 1e6:,.1f} MB"]
     if progress.rows:
         numbers = [f"{progress.rows:,} rows", *numbers, f"{progress.rows * pace:,.0f} rows/s"]
     elif progress.bytes:  # of a backup
         numbers += [f"{progress.bytes / 1e6 * pace:,.1f} MB/s"]
-    return " ".join([*begin, ", ".join(numbers)])
+    return ", ".join(numbers)
+
+
+def _text(label: str, part: float | None, numbers: str) -> str:
+    return " ".join([*filter(None, [label]), *([] if part is None else [f"{part:4.0%}"]), numbers])
 
 
 class _Terminal:
@@ -98,10 +103,10 @@ class _Terminal:
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
-    def draw(self, part: float | None, text: str) -> None:
+    def draw(self, label: str, part: float | None, numbers: str) -> None:
         full = 0 if part is None else round(part * _WIDTH)
         bar = "" if part is None else f" [{'#' * full}{'.' * (_WIDTH - full)}]"
-        self._file.write(f"\r{text}{bar}\x1b[K")
+        self._file.write(f"\r{_text(label, part, numbers)}{bar}\x1b[K")
         self._file.flush()
 
     def end(self) -> None:
@@ -122,15 +127,32 @@ class _Notebook:
         self._display = display
         self._id = uuid.uuid4().hex
         self._is_shown = False
+        self._endless: tuple[str, str] | None = None
 
-    def draw(self, part: float | None, text: str) -> None:
+    def draw(self, label: str, part: float | None, numbers: str) -> None:
+        self._endless = None if part is not None else (label, numbers)
         value = "" if part is None else f' value="{part:.3f}"'
-        shown = {"text/html": f"<progress{value}></progress> {escape(text)}", "text/plain": text}
-        self._display.publish(shown, transient={"display_id": self._id}, update=self._is_shown)
-        self._is_shown = True
+        self._publish(f'<progress{value} style="width: 14em"></progress>', label, part, numbers)
 
     def end(self) -> None:
-        """Leave the last drawing as it is."""
+        """Leave the last drawing, without a bar that has no end: it would move for ever."""
+        if self._endless is not None:
+            label, numbers = self._endless
+            self._publish("", label, None, numbers)
+
+    def _publish(self, bar: str, label: str, part: float | None, numbers: str) -> None:
+        percent = "" if part is None else f"{part:.0%}"
+        # The label may wrap in a narrow window; digits of one width keep the rest from moving.
+        cells = [
+            f"<span>{escape(label)}</span>" if label else "",
+            bar,
+            f'<span style="min-width: 2.5em; text-align: right">{percent}</span>' if percent else "",
+            f"<span>{numbers}</span>",
+        ]
+        html = f'<div style="{_ROW}">{"".join(cells)}</div>'
+        shown = {"text/html": html, "text/plain": _text(label, part, numbers)}
+        self._display.publish(shown, transient={"display_id": self._id}, update=self._is_shown)
+        self._is_shown = True
 
 
 def _find_view(file: TextIO) -> _View | None:
