@@ -57,6 +57,10 @@ class ServerNode(ABC):
         self._process = ServerProcess(folder, log)
         folder.mkdir()
 
+    def __repr__(self) -> str:
+        place = "without a port" if self._port is None else f"on {self.address}"
+        return f"<{type(self).__name__} {self.id} {place}, {'running' if self.is_running else 'not running'}>"
+
     @property
     def port(self) -> int:
         """Port of the server. It stays the same across restarts."""

@@ -129,6 +129,11 @@ def test_version_is_that_of_the_program(liftbridge_server: LiftbridgeCluster) ->
     assert liftbridge_server.version
 
 
+def test_repr_of_a_node_names_it_and_its_place(gateway_server: GatewayCluster) -> None:
+    (node,) = gateway_server.nodes
+    assert repr(node) == f"<GatewayNode node1 on {node.address}, running>"
+
+
 def test_version_of_a_gateway_is_that_of_the_package(gateway_server: GatewayCluster) -> None:
     assert gateway_server.version == liftenvelope.__version__
 
