@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Collection
 from time import monotonic
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope._deadlines import Deadline
@@ -23,7 +23,7 @@ from liftenvelope.client._consumer_reader import ConsumerReader
 from liftenvelope.client._events import CheckpointFailed, GroupLeaveFailed
 from liftenvelope.client._membership import StreamPartition
 from liftenvelope.client.core import check_partition, check_stream
-from liftenvelope.consumers.shell import ConsumerShell, cancel, stop
+from liftenvelope.consumers.shell import TURN, ConsumerShell, cancel, stop
 from liftenvelope.errors import FencedError, LiftEnvelopeError, TransportError
 
 if TYPE_CHECKING:
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from liftenvelope.envelope import Message
 
 __all__ = ["Consumer"]
-
-#: Seconds for which messages are handed out in a row before other tasks get a turn.
-_TURN: Final = 0.05
 
 
 class _Chunk(NamedTuple):
@@ -205,7 +202,7 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
 
     async def __anext__(self) -> Message:
         self._settle()
-        if monotonic() - self._turned_at > _TURN:
+        if monotonic() - self._turned_at > TURN:
             await self._give_turn()
         while True:
             while self._ready and self._failure is None:
@@ -222,7 +219,7 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
 
     async def _next(self, limit: int, max_wait: float) -> list[Message]:
         self._settle()
-        if monotonic() - self._turned_at > _TURN:
+        if monotonic() - self._turned_at > TURN:
             await self._give_turn()
         taken = self._take_ready(limit)
         while not taken:

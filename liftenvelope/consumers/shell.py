@@ -11,7 +11,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar
 from uuid import uuid4
 
 from liftenvelope._checks import MAX_INT64, as_count, as_seconds
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
     from liftenvelope.consumers.options import AssignmentCallback, ShellOptions
 
-__all__ = ["ConsumerShell", "ShellReader", "cancel", "stop"]
+__all__ = ["TURN", "ConsumerShell", "ShellReader", "cancel", "stop"]
+
+#: Seconds for which messages are handed out in a row before other tasks get a turn.
+TURN: Final = 0.05
 
 
 class ShellReader(Protocol):

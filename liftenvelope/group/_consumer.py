@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Final, Literal, Self
 
 from liftenvelope._checks import MAX_INT64, as_count, as_seconds
-from liftenvelope.consumers.shell import cancel, stop
+from liftenvelope.consumers.shell import TURN, cancel, stop
 from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
 from liftenvelope.group._consumer_options import GroupConsumerOptions, PartitionsCallback, check_all_topics
 from liftenvelope.group._consumer_partitions import GroupConsumerPartitions
@@ -32,8 +32,6 @@ __all__ = ["GroupConsumer"]
 
 #: Seconds between checks of a member that has messages but may have lost its partitions.
 _LOOK: Final = 0.05
-#: Seconds for which messages are handed out in a row before other tasks get a turn.
-_TURN: Final = 0.05
 #: Largest ``max_bytes`` of Arrow batches: the offsets in a column have 31 bits.
 _MOST_BATCH_BYTES: Final = 1 << 30
 
@@ -327,7 +325,7 @@ class GroupConsumer(GroupConsumerPartitions):
         self._check_alone()
         hand.until = 0.0  # a second task that asks for a message while this one waits must come here
         hand.settle()
-        if time_since_boot() - self._turned_at > _TURN:
+        if time_since_boot() - self._turned_at > TURN:
             # A caller that never awaits must not starve heartbeats.
             await self._rest(0.0)
         until: float | None = None
@@ -341,7 +339,7 @@ class GroupConsumer(GroupConsumerPartitions):
                 now = time_since_boot()
                 until = now + max_wait if until is None else until
                 if now >= until or self._has_enough(limit):
-                    hand.until = self._turned_at + _TURN
+                    hand.until = self._turned_at + TURN
                     return True
             await self._rest(self._patience(until))
 

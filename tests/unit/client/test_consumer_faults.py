@@ -12,10 +12,10 @@ import pytest
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.client import _cluster as cluster_module
-from liftenvelope.client import _consumer as consumer_module
 from liftenvelope.client import _consumer_member
 from liftenvelope.client._events import ClientEvent, CursorAheadOfStream
 from liftenvelope.client.retries import RETRIES
+from liftenvelope.consumers.shell import TURN
 from liftenvelope.errors import CallTimeoutError, TransportError
 from liftenvelope.rpc.server import ServerCall
 from tests.unit.scripted_broker import ScriptedBroker, client_of, scripted, stall, until
@@ -189,7 +189,7 @@ async def test_other_tasks_run_while_a_caller_works_without_awaiting(in_batches:
             ran = asyncio.Event()
             for _ in range(2):
                 asyncio.get_running_loop().call_soon(ran.set)
-                time.sleep(2 * consumer_module._TURN)  # work that blocks the event loop
+                time.sleep(2 * TURN)  # work that blocks the event loop
                 await anext(batches if in_batches else consumer)
                 assert ran.is_set()
                 ran.clear()
