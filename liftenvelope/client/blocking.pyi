@@ -336,6 +336,9 @@ class BlockingConsumer(Blocking):
     @property
     def assignment(self) -> frozenset[tuple[str, int]]:
         """Partitions that this member reads now."""
+    @property
+    def buffered(self) -> int:
+        """Number of messages of these partitions that were received and not handed out."""
     def __enter__(self) -> Self: ...
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
