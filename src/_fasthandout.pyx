@@ -320,25 +320,33 @@ cdef class HandOut:
                 limit -= end - begin
         return found
 
+    def has_parts(self, list parts not None):
+        """Return true if messages that `peek` has returned can still be taken."""
+        cdef PartitionBuffer buffer
+        cdef list offsets
+        generation = self.session.generation
+        for buffer, offsets in parts:
+            if buffer.generation != generation or not buffer.gives() or not offsets:
+                return False
+            if buffer.offsets[buffer.next:buffer.next + len(offsets)] != offsets:
+                return False
+        return True
+
     def take_parts(self, list parts not None):
         """Take messages that `peek` has returned, if all can still be taken; return whether they were."""
         cdef PartitionBuffer buffer
-        cdef Py_ssize_t count
+        cdef list offsets
         cdef list freed = []
-        generation = self.session.generation
-        for buffer, offset, count in parts:
-            if buffer.generation != generation or not buffer.gives() or count < 1:
-                return False
-            if <Py_ssize_t>len(buffer.messages) - buffer.next < count or buffer.offsets[buffer.next] != offset:
-                return False
-        for buffer, _, count in parts:
-            freed.append(buffer.advance(count))
-        for buffer, _, _ in parts:
+        if not self.has_parts(parts):
+            return False
+        for buffer, offsets in parts:
+            freed.append(buffer.advance(len(offsets)))
+        for buffer, _ in parts:
             if buffer.is_queued:
                 self.turns.remove(buffer)
                 buffer.is_queued = False
             self.has_taken(buffer)
-        for buffer, _, _ in parts:
+        for buffer, _ in parts:
             buffer.tell_room()
         return True
 

@@ -348,30 +348,41 @@ class HandOut(Generic[_M]):
                 limit -= end - begin
         return found
 
-    def take_parts(self, parts: list[tuple[PartitionBuffer[_M], int, int]]) -> bool:
-        """Take messages that :meth:`peek` has returned, if all can still be taken.
+    def has_parts(self, parts: list[tuple[PartitionBuffer[_M], list[int]]]) -> bool:
+        """Return True if messages that :meth:`peek` has returned can still be taken.
 
         Args:
-            parts: Different buffers, each with the offset of its next message and the number of messages.
+            parts: Different buffers, each with the offsets of its next messages.
+        """
+        generation = self._session.generation
+        return all(
+            buffer.generation == generation
+            and buffer.can_give
+            and bool(offsets)
+            and buffer._offsets[buffer._next : buffer._next + len(offsets)] == offsets
+            for buffer, offsets in parts
+        )
+
+    def take_parts(self, parts: list[tuple[PartitionBuffer[_M], list[int]]]) -> bool:
+        """Take these messages, if all can still be taken.
+
+        Args:
+            parts: As for :meth:`has_parts`.
 
         Returns:
             True if done. False if a buffer can't give them any more; then nothing has changed.
         """
-        generation = self._session.generation
-        for buffer, offset, count in parts:
-            if buffer.generation != generation or not buffer.can_give or count < 1 or buffer.waiting < count:
-                return False
-            if buffer._offsets[buffer._next] != offset:
-                return False
-        _freed = [buffer._advance(count) for buffer, _, count in parts]
-        for buffer, _, _ in parts:
+        if not self.has_parts(parts):
+            return False
+        _freed = [buffer._advance(len(offsets)) for buffer, offsets in parts]
+        for buffer, _ in parts:
             if buffer._is_queued:
                 self.turns.remove(buffer)
                 buffer._is_queued = False
             self._in_hand.append(buffer)
             if buffer.can_give:
                 self.add(buffer)
-        for buffer, _, _ in parts:
+        for buffer, _ in parts:
             buffer._tell_room()
         return True
 

@@ -287,7 +287,8 @@ class GroupConsumer(GroupConsumerPartitions):
         Raises:
             UsageError: An argument is malformed, or another task waits.
             BadPayloadError: A message does not fit the payload. The rows of the messages before it were
-                yielded, and count as processed. If more are asked for, this message is the first.
+                yielded, and count as processed. If more are asked for, this message is the next one of
+                its partition.
             MissingExtraError: pyarrow is not installed.
             LiftEnvelopeError: Any error that iterating would raise.
         """

@@ -26,8 +26,8 @@ def handed_out(
     """Yield the rows of messages, and take the messages of a piece right before its last rows.
 
     A commit between two batches so covers no message whose rows were not yielded. The caller may do anything
-    meanwhile, such as a seek. Once the messages of a piece can't be taken any more, the rest is left out: the
-    buffers still have what belongs to the member.
+    meanwhile, such as a seek, and the partitions may go to another member. Once the messages of a piece can't
+    be taken any more, the rest is left out: the buffers still have what belongs to the member.
 
     Args:
         hand: Hands the messages out.
@@ -37,12 +37,13 @@ def handed_out(
     """
     begin = 0
     for end, rows in pieces:
+        piece = _between(parts, begin, end)
         for each in rows[:-1]:
-            if not may_go_on():
+            if not (may_go_on() and hand.has_parts(piece)):
                 return
             yield each
             hand.settle()
-        if not may_go_on() or not hand.take_parts(_between(parts, begin, end)):
+        if not (may_go_on() and hand.take_parts(piece)):
             return
         begin = end
         yield from rows[-1:]
@@ -51,12 +52,12 @@ def handed_out(
 
 def _between(
     parts: Iterable[_Part[_M]], begin: int, end: int
-) -> list[tuple[handout.PartitionBuffer[_M], int, int]]:
-    """Return the buffers of the messages from one number to another, with first offset and count."""
+) -> list[tuple[handout.PartitionBuffer[_M], list[int]]]:
+    """Return the buffers of the messages from one number to another, with the offsets."""
     found, at = [], 0
     for buffer, offsets, _ in parts:
         first, last = max(begin - at, 0), min(end - at, len(offsets))
         if first < last:
-            found.append((buffer, offsets[first], last - first))
+            found.append((buffer, offsets[first:last]))
         at += len(offsets)
     return found

@@ -169,7 +169,7 @@ def test_partitions_take_turns(twin: ModuleType) -> None:
             (first, [3], [(3, b"x", None)]),
             (last, [3], [(3, b"x", None)]),
         ]
-    assert member.hand.take_parts([(first, 3, 1), (last, 3, 1)])
+    assert member.hand.take_parts([(first, [3]), (last, [3])])
     assert not member.hand.gives()
 
 
@@ -197,7 +197,9 @@ def test_peek_ends_at_the_bytes_but_for_a_first_message(twin: ModuleType) -> Non
 
 
 @TWINS
-@pytest.mark.parametrize("change", ["none", "generation", "paused", "held", "taken", "sought", "cleared"])
+@pytest.mark.parametrize(
+    "change", ["none", "generation", "paused", "held", "taken", "sought", "cleared", "replaced"]
+)
 def test_peeked_messages_are_taken_together_or_not_at_all(twin: ModuleType, change: str) -> None:
     member = Member(twin, partitions=3)
     for partition in range(3):
@@ -215,16 +217,22 @@ def test_peeked_messages_are_taken_together_or_not_at_all(twin: ModuleType, chan
         two.seek(5)
     elif change == "cleared":
         two.clear()
+    elif change == "replaced":  # a seek to the same offset, behind which messages were deleted
+        two.seek(0)
+        member.fill([0, 2, 3], 1)
     before = one.position, two.position
-    assert member.hand.take_parts([(one, 0, 2), (two, 0, 1)]) is (change == "none")
+    parts = [(one, [0, 1]), (two, [0, 1])]
+    assert member.hand.has_parts(parts) is (change == "none")
+    assert member.hand.take_parts(parts) is (change == "none")
     if change != "none":
         assert (one.position, two.position) == before
         return
-    assert (one.position, two.position) == (2, 1)
-    assert not member.hand.take_parts([(one, 2, 2)])  # it has only one left
+    assert (one.position, two.position) == (2, 2)
+    assert not member.hand.take_parts([(one, [2, 3])])  # it has only one left
+    assert not member.hand.has_parts([(one, [])])
     assert [buffer.key[1] for buffer in member.hand.turns] == [2, 0, 1]
     member.hand.settle()
-    assert (one.processed(), two.processed()) == (2, 1)
+    assert (one.processed(), two.processed()) == (2, 2)
 
 
 @TWINS

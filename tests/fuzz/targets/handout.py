@@ -98,9 +98,14 @@ def operate(member: Member, operation: int, place: int, number: int) -> Any:
         return [[shown(one) for one in hand.take_messages(number)], hand.gives()]
     elif operation == 3:
         parts = hand.peek(number, number // 2)
-        taken_from = [(one, offsets[0], len(offsets)) for one, offsets, _ in parts]
+        taken_from = [(one, offsets) for one, offsets, _ in parts]
         shown_parts = [(one.key, offsets, len(messages)) for one, offsets, messages in parts]
-        return shown_parts, hand.take_parts(taken_from), hand.take_parts(taken_from)
+        return (
+            shown_parts,
+            hand.has_parts(taken_from),
+            hand.take_parts(taken_from),
+            hand.take_parts(taken_from),
+        )
     elif operation == 4:
         hand.settle()
     elif operation == 5:
