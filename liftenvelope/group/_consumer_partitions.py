@@ -202,6 +202,7 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
             await self._tell(self._on_revoked, readers)
             await self._commit_dirty(timeout)
         except (GroupError, CallTimeoutError, TransportError) as exc:
+            self._has_lost_progress = self._has_uncommitted()
             self._options.notify(CommitFailed(self._group, self._consumer_id, exc))
         # Skipped if this task is cancelled: then close() commits the rest.
         self._drop(readers)
@@ -209,7 +210,7 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
 
     async def _lose(self) -> None:
         """Drop all partitions without a commit: other members may own them already."""
-        self._has_lost_progress = self._has_uncommitted()
+        self._has_lost_progress |= self._has_uncommitted()
         readers, self._readers, self._beginning = self._readers, {}, None
         self._forgive(readers.values())
         held, self._held = self._held, {}
