@@ -17,8 +17,8 @@ import nats.errors
 from liftenvelope.errors import (
     CallTimeoutError,
     JetStreamError,
+    NoJetStreamError,
     StreamNotFoundError,
-    TransportError,
 )
 from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream._consumer_config import ConsumerConfig, DeliverPolicy
@@ -26,6 +26,7 @@ from liftenvelope.jetstream._consumer_requests import put_consumer
 from liftenvelope.jetstream.abandoned import created_or_removed, in_background
 from liftenvelope.jetstream.errors import StreamReplacedError
 from liftenvelope.jetstream.infos import StreamInfo
+from liftenvelope.nats.link import Link
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -100,16 +101,21 @@ class OrderedPlaces:
         Raises:
             StreamReplacedError: It is another one.
             StreamNotFoundError: It was deleted meanwhile.
+            NoJetStreamError, CallTimeoutError, TransportError: There was no answer.
         """
         seconds = min(self._api.seconds_of(timeout), _LOOK)
+        subject, link = f"STREAM.INFO.{self._stream}", Link(self._nc)
+        before = link.report
         try:
-            found = await self._api.request_as(
-                StreamInfo.from_json, f"STREAM.INFO.{self._stream}", timeout=seconds
-            )
-        except StreamNotFoundError:
+            found = await self._api.request_as(StreamInfo.from_json, subject, timeout=seconds)
+        except (StreamNotFoundError, NoJetStreamError):
             raise
-        except (JetStreamError, CallTimeoutError, TransportError):
-            return False  # not permitted, or no leader: the next consumer is compared with the same time
+        except CallTimeoutError:
+            if not link.refusal(f"{self._api.prefix}.{subject}", since=before):
+                raise
+            return False  # not permitted: the next consumer is compared with the same time
+        except JetStreamError:
+            return False
         if found.created is not None and self._since is not None and found.created > self._since:
             text = (
                 f"the stream {self._stream!r} was deleted and created again while it was read: read it anew"

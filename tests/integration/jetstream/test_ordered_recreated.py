@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
 
+from liftenvelope.errors import CallTimeoutError, TransportError
 from liftenvelope.jetstream import DeliverPolicy, JetStream, Stream, StreamReplacedError, _ordered_places
+from liftenvelope.jetstream.api import Api
 from liftenvelope.nats import accelerate
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from tests.integration.conftest import connect
@@ -101,6 +104,26 @@ async def test_reading_without_a_message_begins_anew_in_the_new_stream(reading: 
     async with asyncio.timeout(60), reading.stream.ordered_consumer().messages() as iteration:
         await reading.recreate(2)
         assert [(await anext(iteration)).data for _ in range(2)] == numbered(2)
+
+
+async def test_question_for_the_age_of_a_stream_is_repeated(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAKE, NOT REAL: the first two questions are lost."""
+    request_as, lost = Api.request_as, [TransportError("lost"), CallTimeoutError("no answer")]
+
+    async def ask(api: Api, parse: Any, subject: str, *args: Any, **options: Any) -> Any:
+        if lost and subject.startswith("STREAM.INFO."):
+            raise lost.pop()
+        return await request_as(api, parse, subject, *args, **options)
+
+    async with asyncio.timeout(60), reading.stream.ordered_consumer().messages() as iteration:
+        assert [(await anext(iteration)).data for _ in range(3)] == numbered(3)
+        monkeypatch.setattr(Api, "request_as", ask)
+        await reading.recreate(10)
+        with pytest.raises(StreamReplacedError):
+            await anext(iteration)
+    assert not lost
 
 
 async def deleted_consumers(stream: Stream) -> None:
