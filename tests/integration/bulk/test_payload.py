@@ -217,6 +217,35 @@ class TestBadMessages:
             f"{stream}-0-1".encode(),
         )
 
+    def test_batch_with_long_messages_takes_few_writes(
+        self, url: str, stream: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It has more messages than a portion of a write: a part is stored before one is refused."""
+        count, long_ones = 20_000, {7: 1024 * 1024 - 20, 19_990: 1024 * 1024 - 30, 19_999: 1024 * 1024 - 20}
+        write(url, stream, pa.table({"value": [b"x" * long_ones.get(at, 3) for at in range(count)]}))
+        dead = f"{stream}-dead"
+        make_stream(url, dead)
+        writes: list[int] = []
+
+        def counted(source: str, to: str, table: pa.Table, **options: Any) -> Any:
+            writes.append(table.num_rows)
+            return bulk.write(source, to, table, **options)
+
+        monkeypatch.setattr("liftenvelope.bulk._reads.dead_letter.write", counted)
+        letter = bulk.DeadLetter(stream=dead, subject=f"{dead}.x")
+        schema = Json(pa.schema({"id": pa.int64()}))
+        assert bulk.read(url, stream, payload=schema, on_bad=letter).read_all().num_rows == 0
+        found = bulk.read(url, dead, columns=["value", "headers"]).read_all().to_pylist()
+        short = {}
+        for row in found:
+            headers = dict(row["headers"])
+            if "Liftenvelope-Bad-Size" in headers:
+                assert row["value"] == b""
+                short[int(headers["Liftenvelope-Bad-Offset"])] = int(headers["Liftenvelope-Bad-Size"])
+        assert short == long_ones
+        assert {int(dict(row["headers"])["Liftenvelope-Bad-Offset"]) for row in found} == set(range(count))
+        assert len(writes) < 40
+
     def test_dead_letter_keeps_the_key_of_an_envelope(self, url: str, stream: str) -> None:
         rows = pa.table({"value": [b"oops"], "key": [b"k"]})
         write(url, stream, rows, envelope=True)
