@@ -128,7 +128,10 @@ class Connections:
         try:
             await self._connect(address, timeout)
         except (TransportError, UsageError) as exc:  # UsageError: a broker advertises an invalid address
-            self._avoid(address)
+            # The end of a short wait of the caller says little about the broker.
+            is_short = timeout < self._options.connect_timeout / 2
+            if not (is_short and isinstance(exc.__cause__, TimeoutError)):
+                self._avoid(address)
             if not self._usable(address):
                 raise CallNotProcessedError(str(exc)) from exc
 

@@ -217,7 +217,13 @@ class Subscription(MessageReader):
                 if verdict is Verdict.LOST and self._begun:
                     await self._resubscribe(exc, closed=False)
                     return
-                late = attempt < _LATE_ATTEMPTS and await self._may_pass(verdict, deadline)
+                try:
+                    late = attempt < _LATE_ATTEMPTS and await self._may_pass(verdict, deadline)
+                except (CallTimeoutError, TransportError) as lost:
+                    if not self._begun:
+                        raise
+                    await self._resubscribe(lost, closed=False)
+                    return
                 again = late or (verdict is Verdict.LOST and fate_of(exc) is not Fate.REFUSED)
                 if deadline.is_over or self.closed or not again:
                     raise self._to_raise(verdict, exc) from exc

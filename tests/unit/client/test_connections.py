@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -206,9 +207,10 @@ class TestFailure:
         async with scripted() as (broker,):
             go_on = pause_all(broker)
             mapped = {"broker.invalid:9292": broker.address}
-            connections = pool(connect_timeout=0.2, address_map=mapped)
+            connections = pool(address_map=mapped)
             calls = [asyncio.create_task(call(connections, "broker.invalid:9292"))]
             await until(lambda: broker.calls["FetchMetadata"] == 1)
+            connections._options = replace(connections._options, connect_timeout=0.2)
             connections._options.address_map["broker.invalid:9292"] = black_hole  # type: ignore[index]
             tried: list[str] = []
             connect = connections._connect
