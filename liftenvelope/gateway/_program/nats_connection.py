@@ -143,9 +143,11 @@ async def _connect(nc: Client, url: str | None, options: dict[str, Any], which: 
         text = f"no connection to the NATS server {shown}: {without_secrets(str(exc))}"
         raise TransportError(text) from exc
     finally:
-        if not first.connected.is_set():  # nats-py may be reconnecting in the background
-            await _end(making)
-            await close_connection(nc)
+        if not (making.done() and first.connected.is_set()):  # nats-py may be reconnecting in the background
+            try:
+                await _end(making)
+            finally:
+                await close_connection(nc)
     if first.refused.done() and not first.lacks_tls:
         raise TransportError(refused_login(f"the NATS server {shown}"))
     why = first.last if first.refused.done() else f" within {_PATIENCE} s{first.last}"
