@@ -139,13 +139,13 @@ async def test_restart_repairs_the_subject_of_one_stream_of_many(server: NatsSer
     await requests.listen()
     async with Gateway(gateway_nc, id="g") as gateway:
         await until_settled(gateway, requests)
+        await until(lambda: requests.at(f"STREAM.UPDATE.lift_{NAMES[0]}_0"))
         asked = {requests.subjects[place] for place in requests.at("STREAM.INFO.lift_")}
         assert {one for one in asked if "lift_settled" not in one} <= {
             f"STREAM.INFO.lift_{NAMES[0]}_0",
             "STREAM.INFO.lift___activity_0",
             "STREAM.INFO.lift___cursors_0",
         }
-        assert requests.at(f"STREAM.UPDATE.lift_{NAMES[0]}_0")
         await acks.listen()
         await nc.publish(NAMES[0], new_message(b"value", ack_inbox=acks.inbox, correlation_id="1"))
         await until(lambda: acks.offsets[NAMES[0]] == [0])

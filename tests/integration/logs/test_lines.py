@@ -7,7 +7,7 @@ import gc
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
 import pyarrow as pa
 import pytest
@@ -202,10 +202,11 @@ async def test_lines_that_a_server_repeats_are_limited(
     """A hundred consumptions lose one connection."""
     with FaultProxy(jetstream_server.address) as proxy:
         nc = await connect(f"nats://{proxy.address}")
-        async with JetStream(nc, timeout=60.0) as js:
+        async with JetStream(nc, timeout=60.0) as js, AsyncExitStack() as stack:
             stream = await js.create_stream(StreamConfig(name=name, subjects=(name,)))
-            consumers = [stream.ordered_consumer() for _ in range(100)]
-            readers = [asyncio.ensure_future(anext(aiter(one.messages()))) for one in consumers]
+            iterations = [stream.ordered_consumer().messages() for _ in range(100)]
+            await asyncio.gather(*map(stack.enter_async_context, iterations))
+            readers = [asyncio.ensure_future(anext(aiter(one))) for one in iterations]
             await until(lambda: nc.stats["out_msgs"] > 300)
             proxy.cut()
             await until(lambda: len(records(caplog, "liftenvelope.jetstream", "Reconnected")) >= 20)
