@@ -132,4 +132,4 @@ def seeds() -> Iterator[Chunks]:
             yield [bytes((mode, threshold)), operations[0], operations[1], *operations[9:]]
 
 
-TARGET = Target("ordered", "_fastframes", handed_out, seeds, WORDS)
+TARGET = Target("ordered", "_fastframes", handed_out, seeds, WORDS, share=10)
