@@ -113,14 +113,20 @@ class LetterBox:
         table = pa.table({"value": rows["value"], "headers": pa.array(headers, HEADERS)})
         if self._envelope or not self._is_nats:
             table = table.append_column("key", rows["key"])
+        if not self._is_written(table):
+            self._write_by_size(table, places, reasons)
+        if self._letter.on_written is not None:
+            self._letter.on_written(rows.num_rows)
+
+    def _is_written(self, table: pa.Table) -> bool:
+        """Write messages; return False if one of them is too long. Others may be stored then."""
         try:
             self._write(table)
         except LiftEnvelopeError as exc:
             if not _is_too_long(exc):
                 raise
-            self._write_by_size(table, places, reasons)
-        if self._letter.on_written is not None:
-            self._letter.on_written(rows.num_rows)
+            return False
+        return True
 
     def _write(self, table: pa.Table) -> None:
         options: dict[str, Any] = {"envelope": self._envelope} if self._is_nats else {}
@@ -133,24 +139,19 @@ class LetterBox:
     ) -> None:
         """Write bad messages of which some are too long, those without their content.
 
-        The shortest ones come first, in parts that are halved while they have one that is too long. All after
-        the first such message are too long as well. So 1,000 messages take some 20 writes, whatever they are.
+        A search by halves, the shortest messages first, finds the first one that is too long. All after it
+        are too long as well. So 1,000 messages take some 10 writes, whatever they are.
         """
         sizes = _sizes_of(table)
         order = sorted(range(table.num_rows), key=sizes.__getitem__)
-        parts = _halves(order)
-        while parts:
-            part = parts.pop()
-            try:
-                self._write(table.take(pa.array(part, pa.int64())))
-            except LiftEnvelopeError as exc:
-                if not _is_too_long(exc):
-                    raise
-                if len(part) > 1:
-                    parts += _halves(part)
-                    continue
-                self._write_short(table, order[order.index(part[0]) :], places, reasons)
-                return
+        written, refused = 0, len(order)  # the messages between have one that is too long
+        while refused - written > 1:
+            middle = (written + refused) // 2
+            if self._is_written(table.take(pa.array(order[written:middle], pa.int64()))):
+                written = middle
+            else:
+                refused = middle
+        self._write_short(table, order[written:], places, reasons)
 
     def _write_short(
         self,
@@ -196,12 +197,6 @@ def _sizes_of(letters: pa.Table) -> list[int]:
         + sum(len(name.encode()) + len(value or b"") + 4 for name, value in row["headers"])
         for row in rows
     ]
-
-
-def _halves(rows: list[int]) -> list[list[int]]:
-    """Return both halves of rows, the first one last; of one row, that row."""
-    half = len(rows) // 2
-    return [rows[half:], rows[:half]] if half else [rows]
 
 
 def _is_plain(name: str, value: bytes | None) -> bool:
