@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
-from liftenvelope._checks import as_count, as_seconds
+from liftenvelope._checks import as_count, as_flag, as_seconds
 from liftenvelope._secrets import without_secrets
 from liftenvelope.client.binding import options_of
 from liftenvelope.client.blocking import BlockingClient
@@ -128,8 +128,7 @@ class Access:
             raise UsageError("user must be given with password, got None")
         if not (self.tls is None or isinstance(self.tls, bool | ssl.SSLContext)):
             raise UsageTypeError(f"tls must be an ssl.SSLContext, True, False or None, got {self.tls!r}")
-        if not isinstance(self.tls_first, bool):
-            raise UsageTypeError(f"tls_first must be True or False, got {self.tls_first!r}")
+        as_flag("tls_first", self.tls_first)
         object.__setattr__(self, "address_map", check_address_map(self.address_map))
         check_server_names(self.tls_server_name, is_secure=bool(self.tls))
 

@@ -11,7 +11,7 @@ from opentelemetry.metrics import MeterProvider
 from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import TracerProvider
 
-from liftenvelope._checks import as_count, require
+from liftenvelope._checks import as_count, as_flag, require
 from liftenvelope.errors import MissingExtraError, UsageTypeError
 from liftenvelope.otel._batches import patch_batches
 from liftenvelope.otel._buffered import buffered
@@ -95,17 +95,15 @@ def instrument(
     _check_kind("tracer_provider", tracer_provider, TracerProvider)
     _check_kind("meter_provider", meter_provider, MeterProvider)
     _check_kind("propagator", propagator, TextMapPropagator)
-    _check_flags(
-        receive_spans=receive_spans, settle_spans=settle_spans, process_parent=process_parent, bulk=bulk
-    )
+    as_flag("bulk", bulk)
     options = TelemetryOptions(
         tracer_provider=tracer_provider,
         meter_provider=meter_provider,
         destinations=Destinations(destination_template, max_destinations),
         propagation=Propagation(propagate.get_global_textmap() if propagator is None else propagator),
-        receive_spans=receive_spans,
-        settle_spans=settle_spans,
-        process_parent=process_parent,
+        receive_spans=as_flag("receive_spans", receive_spans),
+        settle_spans=as_flag("settle_spans", settle_spans),
+        process_parent=as_flag("process_parent", process_parent),
         max_links=as_count("max_links", max_links, 0),
     )
     if bulk:
@@ -125,12 +123,6 @@ def instrument(
 def _check_kind(name: str, given: object, kind: type) -> None:
     if given is not None and not isinstance(given, kind):
         raise UsageTypeError(f"{name} must be a {kind.__name__} or None, got {type(given).__name__}")
-
-
-def _check_flags(**flags: object) -> None:
-    for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise UsageTypeError(f"{name} must be True or False, got {flag!r}")
 
 
 def uninstrument() -> None:
