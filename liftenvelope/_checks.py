@@ -30,6 +30,8 @@ _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:[/\\]")
 _MOST_SECONDS: Final = sys.float_info.max
 MAX_INT32: Final = 2**31 - 1
 MAX_INT64: Final = 2**63 - 1
+#: Largest ``max_bytes`` of Arrow batches: the offsets in a column have 31 bits.
+MOST_BATCH_BYTES: Final = 1 << 30
 _Choice = TypeVar("_Choice")
 #: Longest value shown in an error text, in characters.
 _LONGEST_SHOWN: Final = 80

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, Self
 
-from liftenvelope._checks import as_count, as_seconds
+from liftenvelope._checks import MOST_BATCH_BYTES, as_count, as_seconds
 from liftenvelope.client.partition_read import read_messages
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 from liftenvelope.rpc.status import RpcError
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MessageReader", "readable"]
 
-#: Largest ``max_bytes`` of Arrow batches: the offsets in a column have 31 bits.
-_MOST_BATCH_BYTES: Final = 1 << 30
 #: Seconds to pause between reads of a server that sends messages one by one, and the shortest ``max_wait`` of
 #: lists and batches that are read with pauses.
 _PAUSE: Final = 0.001
@@ -158,7 +156,7 @@ class MessageReader:
 
         as_count("max_rows", max_rows)
         as_seconds("max_wait", max_wait, zero=True)
-        as_count("max_bytes", max_bytes, 1, _MOST_BATCH_BYTES)
+        as_count("max_bytes", max_bytes, 1, MOST_BATCH_BYTES)
         typed = None if payload is None and on_bad == "fail" else _typed_rows(payload, on_bad)
         while (payloads := await self._collect(max_rows, max_wait, max_bytes)) is not None:
             # Until rows are yielded, none of the messages is handed out.

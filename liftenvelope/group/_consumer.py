@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Final, Literal, Self
 
-from liftenvelope._checks import MAX_INT64, as_count, as_seconds
+from liftenvelope._checks import MAX_INT64, MOST_BATCH_BYTES, as_count, as_seconds
 from liftenvelope.consumers.shell import TURN, cancel, stop
 from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
 from liftenvelope.group._consumer_options import GroupConsumerOptions, PartitionsCallback, check_all_topics
@@ -32,8 +32,6 @@ __all__ = ["GroupConsumer"]
 
 #: Seconds between checks of a member that has messages but may have lost its partitions.
 _LOOK: Final = 0.05
-#: Largest ``max_bytes`` of Arrow batches: the offsets in a column have 31 bits.
-_MOST_BATCH_BYTES: Final = 1 << 30
 
 
 class GroupConsumer(GroupConsumerPartitions):
@@ -294,7 +292,7 @@ class GroupConsumer(GroupConsumerPartitions):
         """
         as_count("max_rows", max_rows, most=MAX_INT64)
         as_seconds("max_wait", max_wait, zero=True)
-        as_count("max_bytes", max_bytes, most=_MOST_BATCH_BYTES)
+        as_count("max_bytes", max_bytes, most=MOST_BATCH_BYTES)
         from liftenvelope.group._rows import SCHEMA, rows_of
         from liftenvelope.payload.typed_rows import typed_rows
 
