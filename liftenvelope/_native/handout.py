@@ -388,26 +388,17 @@ class HandOut(Generic[_M]):
 
     def take_messages(self, limit: int) -> list[_M]:
         """Take up to ``limit`` messages as the user gets them, in order within each partition."""
-        return [
-            message
-            for buffer, (offsets, messages) in self._take(limit)
-            for message in buffer._wrapped(offsets, messages)
-        ]
-
-    def _take(self, limit: int) -> list[tuple[PartitionBuffer[_M], tuple[list[int], list[Any]]]]:
-        taken: list[tuple[PartitionBuffer[_M], tuple[list[int], list[Any]]]] = []
+        found: list[_M] = []
         # Each partition at most once; the next call starts with the others.
         for _ in range(len(self.turns)):
-            if limit <= 0 or not self.gives():
+            if len(found) >= limit or not self.gives():
                 break
             buffer = self._drop()
-            part = buffer.take(limit)
-            taken.append((buffer, part))
+            found += buffer.take_messages(limit - len(found))
             self._in_hand.append(buffer)
             if buffer.can_give:
                 self.add(buffer)
-            limit -= len(part[0])
-        return taken
+        return found
 
     def take_one(self) -> _M:
         """Take the next message.
