@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from nats.aio.client import Client
 
+from liftenvelope.testing import NatsServer, run_nats_server
 from tests.integration.conftest import connect
+
+
+@pytest.fixture(scope="module")
+def own_nats() -> Iterator[NatsServer]:
+    """A server of each file's own: gateways keep what they know in it."""
+    with run_nats_server(jetstream=True) as server:
+        yield server
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from liftenvelope.errors import PermissionDeniedError, UsageError
 from liftenvelope.gateway import Gateway
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
-from liftenvelope.testing import NatsServer, run_nats_server
+from liftenvelope.testing import NatsServer
 from tests.integration.conftest import connect
 from tests.integration.gateway.raw_http2 import RawClient
 
@@ -43,13 +43,6 @@ p, app, allowed, FetchCursor
 @pytest.fixture(scope="module")
 def ca() -> trustme.CA:
     return trustme.CA()
-
-
-@pytest.fixture(scope="module")
-def own_nats() -> Iterator[NatsServer]:
-    """A server of this file's own: gateways keep what they know in it."""
-    with run_nats_server(jetstream=True) as server:
-        yield server
 
 
 @pytest.fixture

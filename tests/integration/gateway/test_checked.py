@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -33,18 +33,11 @@ from liftenvelope.gateway._cluster.records import StreamRecord
 from liftenvelope.gateway._protocol.subjects import AckInboxes
 from liftenvelope.jetstream import JetStream, PubAck
 from liftenvelope.nats import AckInbox
-from liftenvelope.testing import NatsServer, run_nats_server
+from liftenvelope.testing import NatsServer
 from liftenvelope.types import AckError, AckPolicy
 from tests.conformance.actions import fill
 from tests.handled import handled
 from tests.integration.conftest import connect
-
-
-@pytest.fixture(scope="module")
-def own_nats() -> Iterator[NatsServer]:
-    """A server of this file's own: gateways keep what they know in it."""
-    with run_nats_server(jetstream=True) as server:
-        yield server
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from liftenvelope.gateway import Gateway
 from liftenvelope.group._store import GroupStore
 from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
-from liftenvelope.testing import NatsServer, run_nats_server
+from liftenvelope.testing import NatsServer
 from tests.integration.conftest import connect, until
 from tests.integration.gateway.policed_gateway import Caller, PolicedGateway
 
@@ -22,13 +22,6 @@ PATIENCE = 60.0
 #: No member dies of silence in these tests, and no gateway is taken for dead.
 TIMES: dict[str, Any] = {"consumer_timeout": PATIENCE, "coordinator_timeout": PATIENCE, "broker_ttl": 8.0}
 LARGEST_EPOCH = 2**63 - 1
-
-
-@pytest.fixture(scope="module")
-def own_nats() -> Iterator[NatsServer]:
-    """A server of this file's own: gateways keep what they know in it."""
-    with run_nats_server(jetstream=True) as server:
-        yield server
 
 
 @pytest.fixture

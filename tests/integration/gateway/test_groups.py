@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -18,16 +18,9 @@ from liftenvelope.gateway._readers.reads import Read
 from liftenvelope.nats import accelerate
 from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
-from liftenvelope.testing import NatsServer, run_gateway, run_nats_server
+from liftenvelope.testing import NatsServer, run_gateway
 from tests.integration.conftest import connect
 from tests.integration.gateway.policed_gateway import Caller
-
-
-@pytest.fixture(scope="module")
-def own_nats() -> Iterator[NatsServer]:
-    """A server of this file's own: gateways keep what they know in it."""
-    with run_nats_server(jetstream=True) as server:
-        yield server
 
 
 class Face:

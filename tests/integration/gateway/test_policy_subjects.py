@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.rpc.status import RpcError, StatusCode
-from liftenvelope.testing import NatsServer, run_nats_server
+from liftenvelope.testing import NatsServer
 from tests.integration.gateway.policed_gateway import PolicedGateway, policed_gateway
 
 METHODS = [method.name for method in api_pb2.DESCRIPTOR.services_by_name["API"].methods]
@@ -18,13 +18,6 @@ POLICY = "\n".join(
     ["p, app, *, FetchMetadata", "p, app, orders.*.eu, RecordSubject", "p, app, own.>, RecordSubject"]
     + [f"p, app, {name}, {method}" for name in NAMES for method in ("CreateStream", "DeleteStream")]
 )
-
-
-@pytest.fixture(scope="module")
-def own_nats() -> Iterator[NatsServer]:
-    """A server of this file's own: gateways keep what they know in it."""
-    with run_nats_server(jetstream=True) as server:
-        yield server
 
 
 @pytest.fixture

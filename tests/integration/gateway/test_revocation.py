@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.errors import PermissionDeniedError
 from liftenvelope.rpc.aio import Call
 from liftenvelope.rpc.status import RpcError, StatusCode
-from liftenvelope.testing import NatsServer, run_nats_server
+from liftenvelope.testing import NatsServer
 from tests.integration.gateway.policed_gateway import Caller, PolicedGateway, policed_gateway
 
 STREAM = "orders"
@@ -26,13 +26,6 @@ p, reader, *, FetchMetadata
 p, reader, {STREAM}, FetchPartitionMetadata
 """
 PATIENCE = 60.0
-
-
-@pytest.fixture(scope="module")
-def own_nats() -> Iterator[NatsServer]:
-    """A server of this file's own: gateways keep what they know in it."""
-    with run_nats_server(jetstream=True) as server:
-        yield server
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 from nats.aio.client import Client as NatsClient
@@ -18,19 +18,12 @@ from liftenvelope.gateway._publishing import intake
 from liftenvelope.jetstream import JetStream
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
-from liftenvelope.testing import NatsServer, run_nats_server
+from liftenvelope.testing import NatsServer
 from tests.handled import handled
 from tests.integration.conftest import connect, until
 
 TO_SUBJECT = "/proto.API/PublishToSubject"
 MOST = 3
-
-
-@pytest.fixture(scope="module")
-def own_nats() -> Iterator[NatsServer]:
-    """A server of this file's own: gateways keep what they know in it."""
-    with run_nats_server(jetstream=True) as server:
-        yield server
 
 
 @pytest.fixture
