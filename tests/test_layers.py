@@ -55,6 +55,23 @@ NATIVE: tuple[tuple[str, ...], ...] = (
     ("_fastbulk",),
     ("__init__",),
 )
+#: Commands do not import each other.
+COMMANDS = (
+    *(
+        "account",
+        "archive",
+        "backup",
+        "bench",
+        "consumer",
+        "cursor",
+        "decode",
+        "demo",
+        "dev",
+        "doctor",
+        "group",
+    ),
+    *("group", "monitor", "publish", "read", "restore", "serve", "stream", "subscribe", "top", "write"),
+)
 #: Rooms and modules inside a package, the ground first: each imports only from lines above its own.
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "gateway": (
@@ -91,6 +108,16 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("_reads",),
         ("_archive", "_scan", "tables"),
         ("_snapshots", "files"),
+        ("__init__",),
+    ),
+    "cli": (
+        ("_output",),
+        ("_options",),
+        ("_connecting",),
+        ("_checks", "_groups", "_publishing", "_serving", "_streams"),
+        ("_demo_job", "_latencies", "_runs", "_top_screen"),
+        COMMANDS,
+        ("_root",),
         ("__init__",),
     ),
 }

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import click
 
-from liftenvelope.cli._option_lists import with_options
-from liftenvelope.cli._places import check_file, check_folder
-from liftenvelope.cli._terminal import shown
+from liftenvelope.cli._options.lists import with_options
+from liftenvelope.cli._options.places import check_file, check_folder
+from liftenvelope.cli._output.terminal import shown
 from liftenvelope.errors import UsageError
 
 __all__ = ["RunFiles", "SavedRun", "compared", "read_run", "run_options", "write_run"]

@@ -10,8 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from liftenvelope.cli._findings import counted
-from liftenvelope.cli._terminal import plain, shown
+from liftenvelope.cli._output.terminal import counted, plain, shown
 
 if TYPE_CHECKING:
     from liftenvelope.monitor import History, MonitorAlert, Snapshot, StreamSample

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from liftenvelope.cli._server_answers import permitted
-from liftenvelope.cli._servers import CommandServers, json_option, on_servers
-from liftenvelope.cli._terminal import echo_json, plain, print_facts, print_table
+from liftenvelope.cli._checks.answers import permitted
+from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
+from liftenvelope.cli._output.terminal import echo_json, plain, print_facts, print_table
 from liftenvelope.errors import NoJetStreamError, PermissionDeniedError
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import Final
 
 import click
 
-from liftenvelope.cli._logging import start_logging
-from liftenvelope.cli._settings import LEVELS
-from liftenvelope.cli._terminal import echo_json, shown
+from liftenvelope.cli._output.terminal import echo_json, shown
+from liftenvelope.cli._serving.logging import start_logging
+from liftenvelope.cli._serving.settings import LEVELS
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 __all__ = ["archive"]

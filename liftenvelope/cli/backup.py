@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from liftenvelope.cli._places import SizeType, fail_cleanly
-from liftenvelope.cli._servers import json_option, with_source
-from liftenvelope.cli._terminal import report, shown
+from liftenvelope.cli._connecting.servers import json_option, with_source
+from liftenvelope.cli._options.places import SizeType, fail_cleanly
+from liftenvelope.cli._output.terminal import report, shown
 
 
 @click.command()

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 import click
 
 from liftenvelope._checks import as_seconds
+from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._latencies import PERCENTILES, bars, buckets, percentile, shown_seconds
-from liftenvelope.cli._option_lists import with_options
-from liftenvelope.cli._places import SizeType, StartType
+from liftenvelope.cli._options.lists import with_options
+from liftenvelope.cli._options.places import SizeType, StartType
+from liftenvelope.cli._output.terminal import echo_json, print_facts, print_table
 from liftenvelope.cli._runs import RunFiles, SavedRun, compared, run_options
-from liftenvelope.cli._servers import CommandServers, json_option, on_servers
-from liftenvelope.cli._terminal import echo_json, print_facts, print_table
-from liftenvelope.cli.subscribe import read_stream
+from liftenvelope.cli._streams.following import read_stream
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 if TYPE_CHECKING:

@@ -6,14 +6,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from liftenvelope.cli._config_changes import own_metadata, print_changes, refused_change, setting_text
-from liftenvelope.cli._confirming import confirm, yes_option
-from liftenvelope.cli._consumer_messages import next_messages
-from liftenvelope.cli._consumer_settings import changed_consumer, create_options, edit_options, new_consumer
-from liftenvelope.cli._leaders import step_down_consumer
-from liftenvelope.cli._places import DurationType
-from liftenvelope.cli._servers import CommandServers, json_option, on_servers
-from liftenvelope.cli._terminal import echo_json, plain, print_facts, print_table, report, shown_time
+from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
+from liftenvelope.cli._options.places import DurationType
+from liftenvelope.cli._output.confirming import confirm, yes_option
+from liftenvelope.cli._output.terminal import echo_json, plain, print_facts, print_table, report, shown_time
+from liftenvelope.cli._streams.config_changes import own_metadata, print_changes, refused_change, setting_text
+from liftenvelope.cli._streams.consumer_messages import next_messages
+from liftenvelope.cli._streams.consumer_settings import (
+    changed_consumer,
+    create_options,
+    edit_options,
+    new_consumer,
+)
+from liftenvelope.cli._streams.leaders import step_down_consumer
 
 if TYPE_CHECKING:
     from liftenvelope.jetstream import ConsumerInfo

@@ -6,8 +6,8 @@ from typing import Final
 
 import click
 
-from liftenvelope.cli._servers import CommandServers, json_option, on_servers
-from liftenvelope.cli._terminal import report
+from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
+from liftenvelope.cli._output.terminal import report
 from liftenvelope.errors import NoCursorError, NoSuchPartitionError
 
 __all__ = ["cursor"]

@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from liftenvelope import _wire as w
-from liftenvelope.cli._places import check_file, fail_cleanly
-from liftenvelope.cli._servers import json_option
-from liftenvelope.cli._terminal import as_json_bytes, echo_json, plain, print_facts, shown_bytes, shown_time
+from liftenvelope.cli._connecting.servers import json_option
+from liftenvelope.cli._options.places import check_file, fail_cleanly
+from liftenvelope.cli._output.terminal import (
+    as_json_bytes,
+    echo_json,
+    plain,
+    print_facts,
+    shown_bytes,
+    shown_time,
+)
 from liftenvelope.envelope import peek_type, unmarshal_ack, unmarshal_message
 from liftenvelope.errors import UsageError
 from liftenvelope.types import MessageType

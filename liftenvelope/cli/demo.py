@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from liftenvelope.cli._connecting.servers import json_option
+from liftenvelope.cli._connecting.termination import run_until_terminated
 from liftenvelope.cli._demo_job import BROKERS, DemoReport, Job, run_demo
-from liftenvelope.cli._option_names import with_option_name
-from liftenvelope.cli._servers import json_option
-from liftenvelope.cli._terminal import echo_json
-from liftenvelope.cli._termination import run_until_terminated
+from liftenvelope.cli._options.names import with_option_name
+from liftenvelope.cli._output.terminal import echo_json
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from liftenvelope._checks import require
-from liftenvelope.cli._servers import json_option
-from liftenvelope.cli._terminal import echo_json, shown
+from liftenvelope.cli._connecting.servers import json_option
+from liftenvelope.cli._output.terminal import echo_json, shown
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 if TYPE_CHECKING:

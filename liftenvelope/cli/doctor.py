@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 import click
 
-from liftenvelope.cli._connection_checks import (
+from liftenvelope.cli._checks.answers import Servers, permitted
+from liftenvelope.cli._checks.connection import (
     ClockReading,
     clock_finding,
     encryption_finding,
@@ -21,17 +22,16 @@ from liftenvelope.cli._connection_checks import (
     nats_server_finding,
     skipped,
 )
-from liftenvelope.cli._findings import Finding, FindingStatus, Rule, RuleBook, counted
-from liftenvelope.cli._jetstream_checks import account_findings, consumer_rules, stream_rules
-from liftenvelope.cli._liftbridge_checks import (
+from liftenvelope.cli._checks.findings import Finding, FindingStatus, Rule, RuleBook
+from liftenvelope.cli._checks.jetstream import account_findings, consumer_rules, stream_rules
+from liftenvelope.cli._checks.liftbridge import (
     broker_findings,
     liftbridge_clock_finding,
     partition_findings,
 )
-from liftenvelope.cli._server_answers import Servers, permitted
-from liftenvelope.cli._server_checks import as_ns, buffers_finding
-from liftenvelope.cli._servers import CommandServers, json_option, on_servers
-from liftenvelope.cli._terminal import echo_json, shown
+from liftenvelope.cli._checks.server import as_ns, buffers_finding
+from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
+from liftenvelope.cli._output.terminal import counted, echo_json, shown
 from liftenvelope.errors import (
     CallTimeoutError,
     LiftEnvelopeError,

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from liftenvelope.cli._confirming import confirm, yes_option
-from liftenvelope.cli._group_prefix import find_group_prefix, group_prefix_option
-from liftenvelope.cli._places import PlaceType
-from liftenvelope.cli._servers import CommandServers, json_option, on_servers
-from liftenvelope.cli._terminal import echo_json, plain, print_facts, print_table, report, shown
+from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
+from liftenvelope.cli._groups.prefix import find_group_prefix, group_prefix_option
+from liftenvelope.cli._options.places import PlaceType
+from liftenvelope.cli._output.confirming import confirm, yes_option
+from liftenvelope.cli._output.terminal import echo_json, plain, print_facts, print_table, report, shown
 from liftenvelope.errors import UsageError
 
 if TYPE_CHECKING:
-    from liftenvelope.cli._groups import Aim, GroupAdmin, Reset
+    from liftenvelope.cli._groups.groups import Aim, GroupAdmin, Reset
     from liftenvelope.monitor.groups import GroupDescription, GroupPartition
 
 __all__ = ["group"]
@@ -42,10 +42,10 @@ def group() -> None:
 def _open(servers: CommandServers, group_prefix: str | None) -> AbstractAsyncContextManager[GroupAdmin]:
     prefix = find_group_prefix(servers, group_prefix)
     if servers.is_jetstream:
-        from liftenvelope.cli._nats_groups import NatsGroups
+        from liftenvelope.cli._groups.nats import NatsGroups
 
         return NatsGroups.open(servers, prefix)
-    from liftenvelope.cli._liftbridge_groups import LiftbridgeGroups
+    from liftenvelope.cli._groups.liftbridge import LiftbridgeGroups
 
     return LiftbridgeGroups.open(servers)
 
@@ -125,7 +125,7 @@ async def reset_group(
 
     Members of a group over NATS switch to them at once. A group of Liftbridge must have no members.
     """
-    from liftenvelope.cli._groups import incomplete_reset
+    from liftenvelope.cli._groups.groups import incomplete_reset
 
     aim = _aim(**aims)
     async with _open(servers, group_prefix) as admin:

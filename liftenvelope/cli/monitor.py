@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from liftenvelope._checks import require
-from liftenvelope.cli._group_prefix import find_group_prefix, group_prefix_option
-from liftenvelope.cli._logging import start_logging
-from liftenvelope.cli._places import DurationType
-from liftenvelope.cli._servers import CommandServers, json_option, on_servers
-from liftenvelope.cli._terminal import report, shown
+from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
+from liftenvelope.cli._groups.prefix import find_group_prefix, group_prefix_option
+from liftenvelope.cli._options.places import DurationType
+from liftenvelope.cli._output.terminal import report, shown
+from liftenvelope.cli._serving.logging import start_logging
 from liftenvelope.errors import UsageError
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import click
 
-from liftenvelope.cli._line_publishing import LineOptions, publish_lines
-from liftenvelope.cli._lines import open_bytes
-from liftenvelope.cli._outgoing import Outgoing, facts_of
-from liftenvelope.cli._places import SizeType
-from liftenvelope.cli._senders import Send, open_sender
-from liftenvelope.cli._servers import CommandServers, json_option, on_servers
-from liftenvelope.cli._terminal import echo_json, shown
+from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
+from liftenvelope.cli._options.places import SizeType
+from liftenvelope.cli._output.terminal import counted, echo_json, shown
+from liftenvelope.cli._publishing.line_publishing import LineOptions, publish_lines
+from liftenvelope.cli._publishing.lines import open_bytes
+from liftenvelope.cli._publishing.outgoing import Outgoing, facts_of
+from liftenvelope.cli._publishing.senders import Send, open_sender
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 __all__ = ["publish"]
@@ -216,7 +216,7 @@ def _header(text: str) -> tuple[str, str]:
 
 def _summary(acks: list[dict[str, Any]], count: int) -> str:
     if not acks:
-        return f"published {count:,} message{'s' if count > 1 else ''} without waiting for an ack"
+        return f"published {counted(count, 'message')} without waiting for an ack"
     first, last = acks[0], acks[-1]
     if count > 1:
         return f"stored {count:,} messages: the first in {_where(first)}, the last in {_where(last)}"

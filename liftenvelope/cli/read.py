@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from liftenvelope._checks import as_local_path
-from liftenvelope.cli._findings import counted
-from liftenvelope.cli._payload_options import bad_messages, payload_of, with_payload
-from liftenvelope.cli._places import PlaceType, StartType, check_folder, check_lines, check_open, fail_cleanly
-from liftenvelope.cli._servers import with_source
-from liftenvelope.cli._terminal import harmless_json, shown
+from liftenvelope.cli._connecting.servers import with_source
+from liftenvelope.cli._options.payload import bad_messages, payload_of, with_payload
+from liftenvelope.cli._options.places import (
+    PlaceType,
+    StartType,
+    check_folder,
+    check_lines,
+    check_open,
+    fail_cleanly,
+)
+from liftenvelope.cli._output.terminal import counted, harmless_json, shown
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import click
 
-from liftenvelope.cli._places import fail_cleanly
-from liftenvelope.cli._servers import json_option, with_source
-from liftenvelope.cli._terminal import report, shown
+from liftenvelope.cli._connecting.servers import json_option, with_source
+from liftenvelope.cli._options.places import fail_cleanly
+from liftenvelope.cli._output.terminal import report, shown
 
 #: Options for archives alone, with their defaults.
 _DEFAULTS: Final = {

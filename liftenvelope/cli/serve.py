@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from liftenvelope.cli._config_file import ConfigFile, read_config
-from liftenvelope.cli._configuration import Configuration
-from liftenvelope.cli._logging import start_logging
-from liftenvelope.cli._serve_monitor import MONITOR_PATH, ServeMonitor, monitor_settings
-from liftenvelope.cli._settings import PREFIX, as_options
+from liftenvelope.cli._serving.config_file import ConfigFile, read_config
+from liftenvelope.cli._serving.configuration import Configuration
+from liftenvelope.cli._serving.logging import start_logging
+from liftenvelope.cli._serving.serve_monitor import MONITOR_PATH, ServeMonitor, monitor_settings
+from liftenvelope.cli._serving.settings import PREFIX, as_options
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ async def _serve(serving: Serving, monitor: ServeMonitor | None) -> None:
 
 
 async def _supervise(serving: Serving, configuration: Configuration, monitor: ServeMonitor | None) -> None:
-    from liftenvelope.cli._worker import worker_command
+    from liftenvelope.cli._serving.worker import worker_command
     from liftenvelope.gateway.supervisor import Program, supervise
 
     def ready(addresses: list[str], url: str) -> None:

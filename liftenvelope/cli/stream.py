@@ -10,21 +10,29 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from liftenvelope._checks import RESERVED
-from liftenvelope.cli._config_changes import print_changes, refused_change
-from liftenvelope.cli._confirming import confirm, yes_option
-from liftenvelope.cli._findings import counted
-from liftenvelope.cli._leaders import step_down_stream
-from liftenvelope.cli._liftbridge_checks import is_gateway
-from liftenvelope.cli._places import StartType
-from liftenvelope.cli._servers import CommandServers, json_option, on_servers
-from liftenvelope.cli._stream_messages import delete_message, get_message, list_subjects
-from liftenvelope.cli._stream_settings import (
+from liftenvelope.cli._checks.liftbridge import is_gateway
+from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
+from liftenvelope.cli._options.places import StartType
+from liftenvelope.cli._output.confirming import confirm, yes_option
+from liftenvelope.cli._output.terminal import (
+    counted,
+    echo_json,
+    plain,
+    print_facts,
+    print_table,
+    report,
+    shown,
+    shown_time,
+)
+from liftenvelope.cli._streams.config_changes import print_changes, refused_change
+from liftenvelope.cli._streams.leaders import step_down_stream
+from liftenvelope.cli._streams.stream_messages import delete_message, get_message, list_subjects
+from liftenvelope.cli._streams.stream_settings import (
     edit_options,
     jetstream_config,
     liftbridge_settings,
     settings_options,
 )
-from liftenvelope.cli._terminal import echo_json, plain, print_facts, print_table, report, shown, shown_time
 from liftenvelope.errors import (
     NoSuchStreamError,
     NotLeaderError,
@@ -425,7 +433,7 @@ async def watch_streams(
     JetStream's events are its advisories, which servers do not keep. Liftbridge's are those of its activity
     stream.
     """
-    from liftenvelope.cli._stream_events import Watch, watch_jetstream, watch_liftbridge
+    from liftenvelope.cli._streams.stream_events import Watch, watch_jetstream, watch_liftbridge
 
     watch = Watch(names=names, start=start, limit=limit, no_follow=no_follow, api=api, as_json=as_json)
     await (watch_jetstream if servers.is_jetstream else watch_liftbridge)(servers, watch)

@@ -14,10 +14,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from liftenvelope.cli._group_prefix import find_group_prefix, group_prefix_option
-from liftenvelope.cli._places import DurationType
-from liftenvelope.cli._servers import CommandServers, json_option, on_servers
-from liftenvelope.cli._terminal import echo_json, rich_console
+from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
+from liftenvelope.cli._groups.prefix import find_group_prefix, group_prefix_option
+from liftenvelope.cli._options.places import DurationType
+from liftenvelope.cli._output.terminal import echo_json, rich_console
 from liftenvelope.cli._top_screen import ORDERS, sample_json, screen
 from liftenvelope.errors import TransportError
 

@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from liftenvelope._checks import as_local_path
-from liftenvelope.cli._payload_options import payload_of, with_payload
-from liftenvelope.cli._places import check_file, check_lines, check_open, fail_cleanly
-from liftenvelope.cli._servers import CommandServers, json_option, named_servers, with_source
-from liftenvelope.cli._terminal import echo_json
-from liftenvelope.cli._termination import run_until_terminated
+from liftenvelope.cli._connecting.servers import CommandServers, json_option, named_servers, with_source
+from liftenvelope.cli._connecting.termination import run_until_terminated
+from liftenvelope.cli._options.payload import payload_of, with_payload
+from liftenvelope.cli._options.places import check_file, check_lines, check_open, fail_cleanly
+from liftenvelope.cli._output.terminal import echo_json
 
 
 @click.command()

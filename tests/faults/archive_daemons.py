@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from liftenvelope import bulk
 from liftenvelope.archive import ArchiveDaemon, read_archive_config
 from liftenvelope.bulk import Access, ArchiveBusyError
-from liftenvelope.cli._logging import start_logging
+from liftenvelope.cli._serving.logging import start_logging
 from tests.faults.bulk_writes import access_of, write_rows
 from tests.faults.checker import Checker
 from tests.faults.messages import COLUMNS, columns_of

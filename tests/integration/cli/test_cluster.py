@@ -9,7 +9,7 @@ from pathlib import Path
 import nats
 import pytest
 
-from liftenvelope.cli._nats_groups import NatsGroups
+from liftenvelope.cli._groups.nats import NatsGroups
 from liftenvelope.group import Coordinator, GroupConsumer, JetStreamTopic
 from liftenvelope.jetstream import JetStream
 from tests.integration.cli.commands import lines_of

@@ -13,7 +13,7 @@ import nkeys
 import pytest
 from click.testing import Result
 
-from liftenvelope.cli._servers import find_servers
+from liftenvelope.cli._connecting.servers import find_servers
 from liftenvelope.nats.logins import read_credentials
 from liftenvelope.testing import FaultProxy, GatewayCluster, run_gateway, run_liftbridge, run_nats_server
 from tests.integration.certificates import Certificates

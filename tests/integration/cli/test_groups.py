@@ -14,10 +14,10 @@ import nats
 import pytest
 
 import liftenvelope
-from liftenvelope.cli._groups import GroupAdmin, Reset, incomplete_reset
-from liftenvelope.cli._liftbridge_groups import LiftbridgeGroups
-from liftenvelope.cli._nats_groups import NatsGroups
-from liftenvelope.cli._servers import CommandServers, find_servers
+from liftenvelope.cli._connecting.servers import CommandServers, find_servers
+from liftenvelope.cli._groups.groups import GroupAdmin, Reset, incomplete_reset
+from liftenvelope.cli._groups.liftbridge import LiftbridgeGroups
+from liftenvelope.cli._groups.nats import NatsGroups
 from liftenvelope.client import Client
 from liftenvelope.errors import GroupError
 from liftenvelope.group import Coordinator, GroupClient, GroupConsumer, JetStreamTopic

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from liftenvelope.cli._servers import find_servers
+from liftenvelope.cli._connecting.servers import find_servers
 from liftenvelope.group.calls import DEFAULT_PREFIX
 from liftenvelope.monitor import Collector
 from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer, run_nats_server

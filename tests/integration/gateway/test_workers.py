@@ -77,7 +77,7 @@ def children(parent: int) -> dict[int, int]:
         with suppress(OSError):
             arguments = (folder / "cmdline").read_bytes().split(b"\0")
             above = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if above == parent and b"liftenvelope.cli._worker" in arguments:
+            if above == parent and b"liftenvelope.cli._serving.worker" in arguments:
                 found[int(folder.name)] = int(arguments[-2])
     return found
 

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from liftenvelope.cli._root import root
-from liftenvelope.cli._serve_monitor import ServeMonitor
+from liftenvelope.cli._serving.serve_monitor import ServeMonitor
 from liftenvelope.client import connect
 from liftenvelope.errors import TransportError
 from liftenvelope.gateway import Limits

@@ -8,8 +8,8 @@ from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanag
 import pytest
 from nats.aio.client import Client as NatsClient
 
-from liftenvelope.cli._contexts import NatsContext
-from liftenvelope.cli._servers import CommandServers
+from liftenvelope.cli._connecting.contexts import NatsContext
+from liftenvelope.cli._connecting.servers import CommandServers
 from liftenvelope.gateway._program.nats_connection import connection_to
 from liftenvelope.nats.logins import with_login_of
 from liftenvelope.testing import NatsServer, run_nats_server

@@ -185,7 +185,7 @@ def test_url_in_the_wrong_place_is_shown_without_its_password(arguments: list[st
 
 
 def test_limits_of_the_command_line() -> None:
-    from liftenvelope.cli._limits import parse_limits
+    from liftenvelope.cli._serving.limits import parse_limits
     from liftenvelope.gateway import Limits
 
     assert parse_limits([]) == (Limits(), {})

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from liftenvelope.cli._connection_checks import (
+from liftenvelope.cli._checks.connection import (
     ClockReading,
     clock_finding,
     encryption_finding,
     nats_py_finding,
 )
-from liftenvelope.cli._findings import Finding, FindingStatus, RuleBook
-from liftenvelope.cli._jetstream_checks import account_findings, consumer_rules, stream_rules
-from liftenvelope.cli._liftbridge_checks import (
+from liftenvelope.cli._checks.findings import Finding, FindingStatus, RuleBook
+from liftenvelope.cli._checks.jetstream import account_findings, consumer_rules, stream_rules
+from liftenvelope.cli._checks.liftbridge import (
     broker_findings,
     liftbridge_clock_finding,
     partition_findings,
 )
-from liftenvelope.cli._server_checks import (
+from liftenvelope.cli._checks.server import (
     ServerAnswer,
     payload_finding,
     server_clock_findings,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope.cli._lines import LineSplitter
+from liftenvelope.cli._publishing.lines import LineSplitter
 from liftenvelope.errors import LiftEnvelopeError
 
 

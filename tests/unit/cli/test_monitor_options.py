@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from liftenvelope.cli._root import root
-from liftenvelope.cli._settings import SETTINGS
+from liftenvelope.cli._serving.settings import SETTINGS
 from liftenvelope.cli.monitor import monitor
 from liftenvelope.monitor import Collector, History, MonitorLimits
 from liftenvelope.monitor.gateways import with_gateways

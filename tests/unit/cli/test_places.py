@@ -8,7 +8,7 @@ from typing import Any
 import click
 import pytest
 
-from liftenvelope.cli._places import DurationType, SizeType, StartType
+from liftenvelope.cli._options.places import DurationType, SizeType, StartType
 
 START = StartType("earliest", "latest", "new")
 

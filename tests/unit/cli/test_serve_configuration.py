@@ -22,9 +22,9 @@ import pytest
 from click.testing import CliRunner, Result
 from nats.aio.client import Client
 
-from liftenvelope.cli._config_file import read_config
 from liftenvelope.cli._root import root
-from liftenvelope.cli._settings import PREFIX, SETTINGS
+from liftenvelope.cli._serving.config_file import read_config
+from liftenvelope.cli._serving.settings import PREFIX, SETTINGS
 from liftenvelope.errors import UsageError
 from liftenvelope.gateway import Gateway, Limits
 from liftenvelope.gateway.serving import Serving

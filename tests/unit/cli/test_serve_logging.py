@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from liftenvelope.cli._logging import JsonFormatter, TextFormatter
+from liftenvelope.cli._serving.logging import JsonFormatter, TextFormatter
 
 
 def record(text: str, *args: object, **more: Any) -> logging.LogRecord:
@@ -87,7 +87,7 @@ def test_text_line_can_not_be_forged_or_change_the_terminal() -> None:
 #: Logs on every logger and level, after the log was started with the arguments of the command line.
 PROGRAM = """
 import logging, sys
-from liftenvelope.cli._logging import start_logging
+from liftenvelope.cli._serving.logging import start_logging
 
 start_logging(*sys.argv[1:])
 import warnings

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from liftenvelope.cli._contexts import NatsContext, context_names, read_context, selected_context
+from liftenvelope.cli._connecting.contexts import NatsContext, context_names, read_context, selected_context
+from liftenvelope.cli._connecting.servers import CommandServers, find_servers
 from liftenvelope.cli._root import root
-from liftenvelope.cli._servers import CommandServers, find_servers
 from liftenvelope.errors import UsageError
 
 Save = Callable[..., None]

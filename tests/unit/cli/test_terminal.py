@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope.cli._terminal import (
+from liftenvelope.cli._output.terminal import (
     as_json_bytes,
     echo_json,
     json_text,

@@ -1,0 +1,1 @@
+"""Checks of ``doctor``, on each kind of server."""

@@ -1,0 +1,1 @@
+"""The servers of a command: contexts of the NATS command, connections, the end by a signal."""

@@ -1,0 +1,1 @@
+"""Groups over NATS and Liftbridge's own, for ``group``, ``monitor`` and ``top``."""

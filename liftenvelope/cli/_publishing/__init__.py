@@ -1,0 +1,1 @@
+"""Parts of ``publish``: the message, lines of standard input, senders."""

@@ -1,0 +1,1 @@
+"""Parts of ``serve``: settings and their file, logging, workers, the monitor."""

@@ -1,0 +1,1 @@
+"""Parts of ``stream`` and ``consumer``: settings, changes, events, stored messages, leaders."""
