@@ -57,19 +57,7 @@ NATIVE: tuple[tuple[str, ...], ...] = (
 )
 #: Commands do not import each other.
 COMMANDS = (
-    *(
-        "account",
-        "archive",
-        "backup",
-        "bench",
-        "consumer",
-        "cursor",
-        "decode",
-        "demo",
-        "dev",
-        "doctor",
-        "group",
-    ),
+    *("account", "archive", "backup", "bench", "consumer", "cursor", "decode", "demo", "dev", "doctor"),
     *("group", "monitor", "publish", "read", "restore", "serve", "stream", "subscribe", "top", "write"),
 )
 #: Rooms and modules inside a package, the ground first: each imports only from lines above its own.
