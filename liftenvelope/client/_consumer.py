@@ -221,6 +221,16 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         self._settle()
         if monotonic() - self._turned_at > TURN:
             await self._give_turn()
+        while taken := await self._collect(limit, max_wait):
+            # Without messages of a place that a seek has left, or of a partition that has gone, meanwhile.
+            if given := [chunk for chunk in taken if chunk.reader.is_at(chunk.moves)]:
+                # Only now: after a cancellation above, the messages must not count as processed.
+                self._in_hand += [(chunk.reader, chunk.messages[-1].offset) for chunk in given]
+                return [message for chunk in given for message in chunk.messages]
+        return []
+
+    async def _collect(self, limit: int, max_wait: float) -> list[_Chunk]:
+        """Wait for messages, and for more of them; return nothing once the consumer is closing."""
         taken = self._take_ready(limit)
         while not taken:
             self._check()
@@ -234,9 +244,7 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
             for chunk in reversed(taken):
                 chunk.reader.give_back(chunk.messages, chunk.moves)
             raise
-        # Only now: after a cancellation above, the messages must not count as processed.
-        self._in_hand += [(chunk.reader, chunk.messages[-1].offset) for chunk in taken]
-        return [message for chunk in taken for message in chunk.messages]
+        return taken
 
     async def _add(self, taken: list[_Chunk], limit: int, max_wait: float) -> None:
         """Add messages to ``taken`` until it has ``limit`` messages or ``max_wait`` seconds have passed."""

@@ -166,6 +166,10 @@ class ConsumerReader:
             self._taken.set()
         return taken
 
+    def is_at(self, moves: int) -> bool:
+        """Return True if messages that were taken with this value of ``moves`` still belong here."""
+        return not self._stopped and self.moves == moves
+
     def give_back(self, messages: list[Message], moves: int) -> None:
         """Put back messages that were taken but not returned to the user, the latest ones first.
 
@@ -175,8 +179,8 @@ class ConsumerReader:
             messages: Result of one :meth:`take_many`.
             moves: Value of ``moves`` at that time.
         """
-        if self._stopped or self.moves != moves:
-            return  # revoked or moved in the meantime
+        if not self.is_at(moves):
+            return
         self._messages += messages[::-1]
         self.position = messages[0].offset
         self._on_ready(self)

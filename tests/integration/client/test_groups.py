@@ -402,6 +402,23 @@ class TestOneMember:
             assert offsets == [0, 1, 2, 10, 11, 12]
             assert consumer.position(stream, 0) == 13
 
+    async def test_seek_beside_a_waiting_list_leaves_out_what_was_taken_before(
+        self, client: liftenvelope.Client, stream: str
+    ) -> None:
+        await publish(client, stream, 0, 40)
+        async with client.consumer(stream, stream, auto_offset="earliest") as consumer:
+            for number in range(1, PARTITIONS):
+                consumer.pause(stream, number)
+            lists = consumer.batches(15, max_wait=60)
+            waiting = asyncio.ensure_future(anext(lists))
+            async with asyncio.timeout(60):
+                while consumer.position(stream, 0) != 10:
+                    await asyncio.sleep(0.01)
+                consumer.seek(stream, 0, 5)
+                assert [message.offset for message in await waiting] == [5, 6, 7, 8, 9]
+            await consumer.commit()
+            assert (await cursors(client, stream))[0] == 9
+
     async def test_two_streams(self, client: liftenvelope.Client, stream: str) -> None:
         other = f"{stream}-2"
         await client.create_stream(other, other)
