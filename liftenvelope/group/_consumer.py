@@ -299,7 +299,7 @@ class GroupConsumer(GroupConsumerPartitions):
         typed = typed_rows(payload, on_bad, SCHEMA, "topic")
         while await self._wait_for(max_rows, max_wait):
             parts = self._hand.peek(max_rows, max_bytes)
-            batch = rows_of([(buffer.key, (offsets, messages)) for buffer, offsets, messages in parts])
+            batch = rows_of(parts)
             pieces = ((batch.num_rows, [batch]),) if typed is None else typed.pieces(batch)
             for rows in handed_out(self._hand, parts, pieces, self._may_hand_out):
                 yield rows

@@ -10,16 +10,16 @@ from liftenvelope._native import handout
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["handed_out"]
+__all__ = ["Part", "handed_out"]
 
 _M = TypeVar("_M", bound=tuple[Any, ...])
 #: A buffer, with the offsets and the messages that come next, as :meth:`HandOut.peek` returns them.
-_Part: TypeAlias = "tuple[handout.PartitionBuffer[_M], list[int], list[Any]]"
+Part: TypeAlias = "tuple[handout.PartitionBuffer[_M], list[int], list[Any]]"
 
 
 def handed_out(
     hand: handout.HandOut[_M],
-    parts: Sequence[_Part[_M]],
+    parts: Sequence[Part[_M]],
     pieces: Iterable[tuple[int, list[pa.RecordBatch]]],
     may_go_on: Callable[[], bool],
 ) -> Iterator[pa.RecordBatch]:
@@ -51,7 +51,7 @@ def handed_out(
 
 
 def _between(
-    parts: Iterable[_Part[_M]], begin: int, end: int
+    parts: Iterable[Part[_M]], begin: int, end: int
 ) -> list[tuple[handout.PartitionBuffer[_M], list[int]]]:
     """Return the buffers of the messages from one number to another, with the offsets."""
     found, at = [], 0

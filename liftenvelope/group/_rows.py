@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from liftenvelope._checks import require
 from liftenvelope._native import frames
 from liftenvelope.envelope import Message as LiftbridgeMessage
+from liftenvelope.group._pieces import Part
 from liftenvelope.group._topics import SourceMessage, content_of
 from liftenvelope.jetstream import Message as JetStreamMessage
 from liftenvelope.jetstream.message import stored_times
@@ -36,29 +37,23 @@ SCHEMA = pa.schema(
 )
 
 
-def rows_of(taken: Sequence[tuple[tuple[str, int], tuple[list[int], list[Any]]]]) -> pa.RecordBatch:
+def rows_of(parts: Sequence[Part[Any]]) -> pa.RecordBatch:
     """Return a batch with one row for each message and the columns of :data:`SCHEMA`.
 
     A header with several values, as JetStream's messages can have, becomes several entries.
 
     Args:
-        taken: Topic and number of each partition, and the offsets and messages of :class:`Taken`. There must
-            be at least one message.
+        parts: Messages as :meth:`HandOut.peek` returns them; at least one.
 
     Raises:
         UsageError: The values are larger than a column can be, or a message does not come from a consumer.
-
-    Example:
-        >>> tea = [7], [SourceMessage(7, b"tea", None)]
-        >>> rows_of([(("orders", 0), tea)]).to_pylist()[0]["value"]
-        b'tea'
     """
-    messages = [one for _, (_, part) in taken for one in part]
+    messages = [one for _, _, part in parts for one in part]
     are_stored = set(map(type, messages)) == {JetStreamMessage}
     columns = [
-        _repeated([(topic, len(offsets)) for (topic, _), (offsets, _) in taken], pa.string()),
-        _repeated([(partition, len(offsets)) for (_, partition), (offsets, _) in taken], pa.int32()),
-        pa.py_buffer(_joined([offsets for _, (offsets, _) in taken])),
+        _repeated([(buffer.key[0], len(offsets)) for buffer, offsets, _ in parts], pa.string()),
+        _repeated([(buffer.key[1], len(offsets)) for buffer, offsets, _ in parts], pa.int32()),
+        pa.py_buffer(_joined([offsets for _, offsets, _ in parts])),
         *(_stored_columns(messages) if are_stored else _columns(messages)),
     ]
     arrays = [

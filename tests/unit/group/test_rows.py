@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from liftenvelope._native.handout import PartitionBuffer
 from liftenvelope.envelope import Message as LiftbridgeMessage
 from liftenvelope.errors import UsageError
-from liftenvelope.group import SourceMessage, TopicPartition, _rows
+from liftenvelope.group import GroupMessage, SourceMessage, TopicPartition, _rows
 from liftenvelope.group._rows import SCHEMA
-from liftenvelope.group._topics import Taken
 from liftenvelope.jetstream import Message
 from liftenvelope.jetstream.message import Recorder
 from liftenvelope.nats.headers import Headers
@@ -28,11 +28,12 @@ def rows_of(
     parts: list[tuple[TopicPartition, list[SourceMessage]]], *, wrapped: bool = False
 ) -> pa.RecordBatch:
     """Return the rows of messages; those of JetStream are read without a SourceMessage unless ``wrapped``."""
-    taken = []
+    given: list[Any] = []
     for key, part in parts:
         plain = [one if wrapped or not isinstance(one.message, Message) else one.message for one in part]
-        taken.append((key, Taken([one.offset for one in part], plain)))
-    batch = _rows.rows_of(taken)
+        buffer = PartitionBuffer(key, 1, 0, len(part), GroupMessage, list)
+        given.append((buffer, [one.offset for one in part], plain))
+    batch = _rows.rows_of(given)
     batch.validate(full=True)
     return batch
 
