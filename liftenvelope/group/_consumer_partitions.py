@@ -284,10 +284,14 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
                 self._add_dirty(key, end)
 
     def _has_uncommitted(self) -> bool:
-        """Return True if offsets of processed messages, or of :meth:`commit`, are not committed."""
+        """Return True if offsets of processed messages, or of :meth:`commit`, are not committed.
+
+        A start that is not committed is no progress: no message was handed out yet.
+        """
         if self._options.auto_commit_interval is not None:
             self._collect()
-        return bool(self._dirty)
+        held = self._readers | self._leaving
+        return any(key not in held or offset != held[key].start_offset for key, offset in self._dirty.items())
 
     async def _commit_dirty(self, timeout: float, keys: Iterable[TopicPartition] | None = None) -> None:
         """Commit pending offsets, of all partitions or of ``keys``.

@@ -69,6 +69,7 @@ class PartitionReader:
         rewound: The user sought, so the next commit may lower the committed offset.
         seeks: Number of seeks.
         last_error: Last error that was retried; None if there was none.
+        start_offset: Start offset until it is committed; None if an offset had been committed before.
     """
 
     def __init__(
@@ -91,12 +92,11 @@ class PartitionReader:
         self.rewound = False
         self.seeks = 0
         self.last_error: LiftEnvelopeError | None = None
+        self.start_offset: int | None = None
         self._source = source
         self._auto_offset = auto_offset
         self._on_ready = on_ready
         self._on_begin = on_begin
-        #: Start offset until it is committed; None if an offset had been committed before.
-        self._start: int | None = None
         #: True once the start is known and committed, so that messages go into the buffer.
         self._has_begun = False
         #: Time since which the partition appears to end before the offset to read.
@@ -132,7 +132,7 @@ class PartitionReader:
     def may_skip(self) -> bool:
         """True while the start may still come after a message that is published now."""
         is_relative = self._auto_offset in ("new", "latest")
-        return is_relative and (self.position is None or self._start is not None)
+        return is_relative and (self.position is None or self.start_offset is not None)
 
     def start(self, on_done: Callable[[asyncio.Task[None]], None]) -> None:
         """Start reading, or handing out what was buffered. ``on_done`` gets the finished reading task."""
@@ -181,7 +181,7 @@ class PartitionReader:
     def seek(self, offset: int) -> None:
         """Continue at another offset."""
         self.buffer.seek(offset)
-        self.rewound, self._start = True, None
+        self.rewound, self.start_offset = True, None
         self.seeks += 1
         self._beyond_since = None
         if self._task is not None:
@@ -216,7 +216,7 @@ class PartitionReader:
             found = await self._find_start()
             position = self.position
             if position is None:  # unless another call or a seek has set it meanwhile
-                position = self._start = found
+                position = self.start_offset = found
                 self.buffer.seek(found)
         return position
 
@@ -260,8 +260,8 @@ class PartitionReader:
 
     async def _begin_for_good(self) -> int:
         offset = await self.begin()
-        await self._on_begin(self, self._start)
-        self._start, self._has_begun = None, True
+        await self._on_begin(self, self.start_offset)
+        self.start_offset, self._has_begun = None, True
         return offset
 
     async def _fill(self, feed: PartitionFeed) -> AsyncIterator[int]:

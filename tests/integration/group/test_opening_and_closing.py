@@ -86,6 +86,30 @@ async def test_close_after_the_session_has_ended_tells_of_uncommitted_messages(
             await closing[0]
 
 
+async def test_close_does_not_count_a_start_that_was_not_committed_as_lost_messages(
+    nc: Client, name: str
+) -> None:
+    is_fenced = asyncio.Event()
+
+    def on_event(event: GroupEvent) -> None:
+        if isinstance(event, MemberFenced):
+            is_fenced.set()
+
+    play = await Play(nc, name, session=1.0).create()
+    await play.publish(4)
+    async with coordinator(nc, bucket=name, prefix=name, lease=LONG) as leader:
+
+        async def assigned(_: list[TopicPartition]) -> None:
+            await leader.close()  # the readers, which commit their starts, begin after this
+
+        consumer = play.consumer("a", prefix=name, on_assigned=assigned, on_event=on_event)
+        await consumer.open()
+        async with asyncio.timeout(PATIENCE):
+            await is_fenced.wait()
+    async with coordinator(nc, bucket=name, prefix=name, lease=LONG):  # so that the member can leave at once
+        await consumer.close()
+
+
 async def test_close_that_cannot_leave_is_an_event_of_its_own(
     play: Play, jetstream_server: NatsServer
 ) -> None:
