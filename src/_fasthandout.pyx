@@ -19,9 +19,31 @@ from collections import deque
 
 from liftenvelope.errors import UsageTypeError
 
+cdef extern from "Python.h":
+    Py_ssize_t PY_SSIZE_T_MAX
+
 cdef enum:
     KEPT = 256  # places of handed out messages to keep before they are deleted
     FIELDS = 6  # of a message
+
+
+cdef inline Py_ssize_t size_of(object one) except -1:
+    """Return the size of a message in bytes."""
+    cdef Py_ssize_t size = 0
+    if isinstance(one, tuple):
+        if len(<tuple>one) > 3:
+            size = (<tuple>one)[3]
+        return size or len((<tuple>one)[1])
+    size = getattr(one, "_size", 0)
+    return size or len(one.data)
+
+
+cdef Py_ssize_t size_of_all(list messages, Py_ssize_t begin, Py_ssize_t end) except -1:
+    """Return the size of the messages at some places."""
+    cdef Py_ssize_t i, size = 0
+    for i in range(begin, end):
+        size += size_of(messages[i])
+    return size
 
 
 cdef inline int put(object message, Py_ssize_t place, object value) except -1:
@@ -44,6 +66,9 @@ cdef class PartitionBuffer:
     cdef public bint is_paused
     cdef public bint is_held
     cdef public bint wants_room
+    cdef public Py_ssize_t max_bytes
+    cdef readonly Py_ssize_t size
+    cdef readonly object last
     cdef Py_ssize_t limit
     cdef type message_class
     cdef object topic           # parts of the key
@@ -65,6 +90,8 @@ cdef class PartitionBuffer:
         self.topic, self.partition = key
         self.generation = generation
         self.limit = limit
+        self.max_bytes = PY_SSIZE_T_MAX
+        self.size = 0
         self.message_class = message_class
         self.on_room = on_room
         self.offsets, self.messages = [], []
@@ -89,7 +116,10 @@ cdef class PartitionBuffer:
     @property
     def room(self):
         """Number of messages to read ahead now; 0 if a message must be handed out first."""
-        return max(self.limit - (<Py_ssize_t>len(self.messages) - self.next), <Py_ssize_t>0)
+        cdef Py_ssize_t waiting = len(self.messages) - self.next
+        if waiting > 0 and self.size >= self.max_bytes:
+            return 0
+        return max(self.limit - waiting, <Py_ssize_t>0)
 
     @property
     def can_give(self):
@@ -111,29 +141,35 @@ cdef class PartitionBuffer:
             del self.messages[:gone]
         self.offsets.extend(offsets)
         self.messages.extend(messages)
+        self.size += size_of_all(messages, 0, len(messages))
 
     def clear(self):
         """Drop the messages read ahead. The batch handed out last stays."""
         cdef list dropped = self.messages
+        self.size = 0
         self.messages = dropped[:self.next]
         del self.offsets[self.next:]
 
     def seek(self, offset):
         """Continue at another offset: drop all messages, and whatever was handed out or processed."""
         cdef list dropped = self.messages
+        last = self.last
         self.start = offset
-        self.first = self.next = 0
+        self.first = self.next = self.size = 0
         self.forget()
-        self.offsets, self.messages = [], []
+        self.offsets, self.messages, self.last = [], [], None
 
     def go_on(self, generation, offset):
         """Switch to a later generation of the group, in which the partition starts at `offset`."""
-        position = self.place()
+        cdef Py_ssize_t end
+        position, last = self.place(), self.last
         if offset != position:
             start = self.start
             if position is None or start is None or not start <= offset < position:
                 return False
-            self.next = bisect_left(self.offsets, offset, self.first, self.next)
+            end, self.next = self.next, bisect_left(self.offsets, offset, self.first, self.next)
+            self.size += size_of_all(self.messages, self.next, end)
+            self.last = self.messages[self.next - 1] if self.next > self.first else None
         cdef list freed = self.free_last()
         self.start, self.generation, self.is_paused = offset, generation, False
         self.forget()
@@ -179,8 +215,11 @@ cdef class PartitionBuffer:
             return None
         start = self.place()
         cdef list freed = self.free_last()
+        freed.append(self.last)
         self.start = start
         self.next += min(limit, <Py_ssize_t>len(self.messages) - self.next)
+        self.size -= size_of_all(self.messages, self.first, self.next)
+        self.last = self.messages[self.next - 1]
         self.is_in_hand = True
         return freed
 

@@ -13,6 +13,7 @@ class PartitionBuffer(Generic[_M]):
     is_paused: bool
     is_held: bool
     wants_room: bool
+    max_bytes: int
     def __init__(
         self,
         key: tuple[str, int],
@@ -26,6 +27,10 @@ class PartitionBuffer(Generic[_M]):
     def key(self) -> tuple[str, int]: ...
     @property
     def generation(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def last(self) -> Any: ...
     @property
     def position(self) -> int | None: ...
     @property

@@ -21,6 +21,7 @@ _M = TypeVar("_M", bound=tuple[Any, ...])
 
 #: Places of handed out messages to keep before they are deleted.
 _KEPT: Final = 256
+_NO_LIMIT: Final = 2**63 - 1
 
 
 class _Ownership(Protocol):
@@ -54,6 +55,9 @@ class PartitionBuffer(Generic[_M]):
         generation: Generation of the group.
         is_paused: The user wants no message of the partition.
         is_held: The partition was given back, and may be assigned to this member again.
+        last: Message handed out last, as it came; None after a seek, or if it is handed out again.
+        max_bytes: Size of the messages read ahead from which on there is no room. Default: no limit.
+        size: Size of the messages read ahead, in bytes.
         wants_room: The reader waits until a message is taken.
     """
 
@@ -73,6 +77,9 @@ class PartitionBuffer(Generic[_M]):
         "is_held",
         "is_paused",
         "key",
+        "last",
+        "max_bytes",
+        "size",
         "wants_room",
     )
 
@@ -92,6 +99,9 @@ class PartitionBuffer(Generic[_M]):
         self.is_paused = False
         self.is_held = False
         self.wants_room = False
+        self.last: Any = None
+        self.max_bytes = _NO_LIMIT
+        self.size = 0
         self._limit = limit
         self._message_class = message_class
         self._on_room = on_room
@@ -121,7 +131,8 @@ class PartitionBuffer(Generic[_M]):
     @property
     def room(self) -> int:
         """Number of messages to read ahead now; 0 if a message must be handed out first."""
-        return max(self._limit - self.waiting, 0)
+        waiting = self.waiting
+        return 0 if waiting and self.size >= self.max_bytes else max(self._limit - waiting, 0)
 
     @property
     def can_give(self) -> bool:
@@ -135,8 +146,9 @@ class PartitionBuffer(Generic[_M]):
 
         Args:
             offsets: Offsets in increasing order.
-            messages: A message for each: a tuple of offset, payload and message object of the source, or that
-                object itself, which has the payload as ``data``.
+            messages: A message for each: a tuple of offset, payload, message object of the source, and
+                optionally its size; or that object itself, which has the payload as ``data``, and optionally
+                the size as ``_size``. A size of 0 stands for that of the payload.
         """
         if len(offsets) != len(messages):
             raise ValueError(f"{len(offsets)} offsets of {len(messages)} messages")
@@ -147,18 +159,21 @@ class PartitionBuffer(Generic[_M]):
             self._first = 0
         self._offsets += offsets
         self._messages += messages
+        self.size += sum(map(_size_of, messages))
 
     def clear(self) -> None:
         """Drop the messages read ahead. The batch handed out last stays."""
+        self.size = 0
         del self._offsets[self._next :]
         del self._messages[self._next :]
 
     def seek(self, offset: int) -> None:
         """Continue at another offset: drop all messages, and whatever was handed out or processed."""
         self._start = offset
-        self._first = self._next = 0
+        self._first = self._next = self.size = 0
         self.forget()
-        self._offsets, self._messages = [], []
+        _freed = self.last, self._messages
+        self._offsets, self._messages, self.last = [], [], None
 
     def go_on(self, generation: int, offset: int) -> bool:
         """Switch to a later generation of the group, in which the partition starts at ``offset``.
@@ -168,13 +183,15 @@ class PartitionBuffer(Generic[_M]):
         Returns:
             True if done. False if the buffer does not cover the offset; then nothing has changed.
         """
-        position = self.position
+        position, last = self.position, self.last
         if offset != position:
             start = self._start
             if position is None or start is None or not start <= offset < position:
                 return False
-            self._next = bisect_left(self._offsets, offset, self._first, self._next)
-        _freed = self._free_last()
+            end, self._next = self._next, bisect_left(self._offsets, offset, self._first, self._next)
+            self.size += sum(map(_size_of, self._messages[self._next : end]))
+            self.last = self._messages[self._next - 1] if self._next > self._first else None
+        _freed = last, self._free_last()
         self._start, self.generation, self.is_paused = offset, generation, False
         self.forget()
         return True
@@ -204,9 +221,11 @@ class PartitionBuffer(Generic[_M]):
     def _advance(self, limit: int) -> list[Any]:
         """Make up to ``limit`` messages the batch handed out last; return what that frees."""
         start = self.position
-        freed = self._free_last()
+        freed = [*self._free_last(), self.last]
         self._start = start
         self._next += min(limit, self.waiting)
+        self.last = self._messages[self._next - 1]
+        self.size -= sum(map(_size_of, self._messages[self._first : self._next]))
         self._is_in_hand = True
         return freed
 
@@ -250,6 +269,13 @@ class PartitionBuffer(Generic[_M]):
     def forget(self) -> None:
         """Forget what was handed out or processed: it is not marked as processed any more."""
         self._is_in_hand, self._settled = False, None
+
+
+def _size_of(one: Any) -> int:
+    """Return the size of a message in bytes."""
+    if isinstance(one, tuple):
+        return (one[3] if len(one) > 3 else 0) or len(one[1])
+    return getattr(one, "_size", 0) or len(one.data)
 
 
 def _content(one: Any) -> tuple[Any, Any]:

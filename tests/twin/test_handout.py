@@ -253,6 +253,53 @@ def test_reader_that_waits_for_room_is_told_once(twin: ModuleType) -> None:
 
 
 @TWINS
+def test_size_is_that_of_the_messages_read_ahead(twin: ModuleType) -> None:
+    member = Member(twin)
+    buffer, hand = member.buffers[0], member.hand
+    kinds = [(0, b"xxx", None), (1, b"xx", None, 10), SimpleNamespace(data=b"x", _size=100)]
+    kinds += [SimpleNamespace(data=b"x" * 1000), (4, b"", None, 0)]
+    buffer.extend([0, 1, 2, 3, 4], kinds)
+    hand.add(buffer)
+    assert buffer.size == 1113
+    hand.take_one()
+    assert buffer.size == 1110
+    assert hand.take_parts([(buffer, [1, 2])])
+    assert buffer.size == 1000
+    assert buffer.go_on(2, 2)  # the last one of these is handed out again
+    assert buffer.size == 1100
+    buffer.max_bytes = 1101
+    assert buffer.room == 997
+    buffer.max_bytes = 1100
+    assert buffer.room == 0
+    buffer.take(3)
+    assert (buffer.size, buffer.room) == (0, 1000)
+    buffer.extend([5], [(5, b"x", None)])
+    buffer.clear()
+    assert buffer.size == 0
+    buffer.extend([6], [(6, b"x", None)])
+    buffer.seek(0)
+    assert buffer.size == 0
+
+
+@TWINS
+def test_last_message_is_known_until_it_is_to_be_handed_out_again(twin: ModuleType) -> None:
+    member = Member(twin)
+    buffer = member.buffers[0]
+    member.fill([0, 1, 2, 3])
+    assert buffer.last is None
+    member.hand.take_messages(3)
+    assert buffer.last == (2, b"x", None)
+    assert buffer.go_on(2, 3)
+    assert buffer.last == (2, b"x", None)
+    buffer.take(1)
+    assert buffer.go_on(3, 3)
+    assert buffer.last is None
+    buffer.take(1)
+    buffer.seek(0)
+    assert buffer.last is None
+
+
+@TWINS
 def test_message_is_processed_when_the_next_is_asked_for(twin: ModuleType) -> None:
     member = Member(twin, partitions=2)
     hand, (buffer, other) = member.hand, member.buffers

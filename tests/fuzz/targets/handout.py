@@ -30,6 +30,7 @@ class Stored(NamedTuple):
     offset: int
     data: bytes
     message: Any
+    size: int
 
 
 class Member:
@@ -69,7 +70,10 @@ class Member:
         offsets = [start + 2 * number for number in range(count)]
         self.next[place] = start + 2 * count
         messages = [
-            SimpleNamespace(data=b"x") if offset % 4 else Stored(offset, b"y", "source") for offset in offsets
+            SimpleNamespace(data=b"x", _size=offset % 8)
+            if offset % 4
+            else Stored(offset, b"y", "source", offset % 3)
+            for offset in offsets
         ]
         self.buffers[place].extend(offsets, messages)
 
@@ -84,7 +88,7 @@ def handed_out(twin: Any, chunks: Chunks, _exact: Exact) -> Any:
             log.append(operate(member, option(chunk, 0, 16), place, number))
         except IndexError as exc:
             log.append(type(exc))
-        log.append([(one.position, one.waiting, one.room, one.can_give) for one in member.buffers])
+        log.append([(one.position, one.waiting, one.size, one.room, one.can_give) for one in member.buffers])
     return log, member.roomy, [buffer.processed() for buffer in member.buffers]
 
 
@@ -131,6 +135,7 @@ def operate_buffer(member: Member, operation: int, place: int, number: int) -> A
         return buffer.go_on(member.session.generation, number), buffer.generation
     elif operation == 11:
         buffer.is_paused, buffer.is_held = bool(number & 1), bool(number & 2)
+        buffer.max_bytes = number
     elif operation == 12:
         buffer.clear()
         member.next[place] = buffer.position or 0
