@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from liftenvelope._deadlines import Deadline
@@ -33,7 +33,7 @@ from liftenvelope.consumers.shell import ConsumerShell, stop
 from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
 from liftenvelope.group._member import Assigned, GiveBack, GroupMember, Lost, creation_of
 from liftenvelope.group._reader import GroupMessage, PartitionReader
-from liftenvelope.group._topics import source_of
+from liftenvelope.group._topics import content_of, source_of
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.clock import time_since_boot
@@ -83,6 +83,17 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
         self._hand: handout.HandOut[GroupMessage] = handout.HandOut(
             self._membership.session, time_since_boot, self._wait_for_one
         )
+
+    @property
+    def handed_out(self) -> dict[TopicPartition, Any]:
+        """Message that was handed out last in each assigned partition, as the object of its source.
+
+        Without the partitions of which none was handed out since they were assigned, or since a seek.
+        """
+        readers = list(self._readers.items())
+        return {
+            key: content_of(last)[1] for key, reader in readers if (last := reader.buffer.last) is not None
+        }
 
     def _make_member(self) -> GroupMember:
         options = self._options

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from opentelemetry.metrics import Observation
 
@@ -16,17 +15,13 @@ from liftenvelope.otel._watched import Watched
 __all__ = ["MemberLag"]
 
 
-class _Left(NamedTuple):
-    """Number of messages of a partition that come after the last one handed out."""
-
-    topic: str
-    messages: int
-
-
 class MemberLag(Watched):
     """Members of groups, and what is left of each partition that they read now.
 
     A partition that moves to another member has no figure here from then on.
+
+    Attributes:
+        label_of: Returns the name of a topic as the metric has it.
     """
 
     metric = "liftenvelope.group.lag"
@@ -36,38 +31,29 @@ class MemberLag(Watched):
 
     def __init__(self) -> None:
         super().__init__()
-        self._left: WeakKeyDictionary[Any, dict[tuple[str, int], _Left]] = WeakKeyDictionary()
-
-    def note(self, member: Any, topic: str, messages: Sequence[Any]) -> None:
-        """Note what messages of a topic, which a member hands out, say about their partitions.
-
-        Args:
-            member: The :class:`liftenvelope.group.GroupConsumer`.
-            topic: Name of the topic as the metric has it.
-            messages: Messages of the topic, in the order of each partition.
-        """
-        left = self._left.setdefault(member, {})
-        for message in {message.partition: message for message in messages}.values():
-            if not isinstance(message.message, Message):
-                continue  # Liftbridge does not tell
-            try:
-                pending = MessageMetadata.from_reply(message.message.reply).num_pending
-            except UsageError:
-                continue  # read by a direct request, whose answer does not tell
-            left[message.topic, message.partition] = _Left(topic, pending)
+        self.label_of: Callable[[str], str] = str
 
     def _observations(self, owners: list[tuple[Any, str]]) -> Iterable[Observation]:
         for member, _ in owners:
-            left = self._left.get(member, {})
-            for key in member.assignment:
-                if (found := left.get(key)) is not None:
+            for (topic, partition), message in member.handed_out.items():
+                if (left := _left_after(message)) is not None:
                     attributes = {
                         names.SYSTEM: names.NATS,
                         names.GROUP: member.group,
-                        names.DESTINATION: found.topic,
-                        names.PARTITION: str(key.partition),
+                        names.DESTINATION: self.label_of(topic),
+                        names.PARTITION: str(partition),
                     }
-                    yield Observation(found.messages, attributes)
+                    yield Observation(left, attributes)
+
+
+def _left_after(message: Any) -> int | None:
+    """Return the number of messages behind this one when it was received; None if it does not tell."""
+    if not isinstance(message, Message):
+        return None  # Liftbridge does not tell
+    try:
+        return MessageMetadata.from_reply(message.reply).num_pending
+    except UsageError:
+        return None  # read by a direct request, whose answer does not tell
 
 
 #: The members of this process.

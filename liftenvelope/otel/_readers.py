@@ -51,6 +51,7 @@ def patch_groups(patches: Patches, telemetry: Telemetry) -> None:
 
     _patch_reader(patches, telemetry, GroupConsumer)
     patches.replace(GroupConsumer, "__aiter__", lambda _: lambda self: self)  # so that __anext__ is called
+    member_lag.label_of = lambda topic: telemetry.options.destinations.find(topic).label
     patches.replace(GroupConsumer, "open", partial(_internally, _watch_member))
 
 
@@ -134,5 +135,3 @@ def _record(telemetry: Telemetry, reader: Any, messages: Sequence[Any], at_ns: i
         if not destination.startswith(_RESERVED):
             scene = telemetry.scene(names.RECEIVE, destination, group=getattr(reader, "group", ""))
             telemetry.received(scene, some, at_ns)
-            if not isinstance(some[0], EnvelopeMessage):
-                member_lag.note(reader, telemetry.options.destinations.find(destination).label, some)

@@ -62,6 +62,37 @@ async def test_lag_is_that_of_the_partitions_of_a_member(
     assert recording.points(LAG) == []
 
 
+async def test_lag_of_a_partition_that_comes_back_is_unknown_before_its_next_message(
+    js_nc: Client, recording: Recording, name: str, topic: JetStreamTopic
+) -> None:
+    async with GroupConsumer(js_nc, name, topic, auto_offset="earliest", timeout=60) as member:
+        seen = 0
+        async for messages in member.batches():
+            seen += len(messages)
+            if seen == 8:
+                break
+        await member.commit()
+        assert left(recording, name, name) == {0: 0, 1: 0}
+        async with GroupConsumer(js_nc, name, topic, timeout=60) as other:
+            (moved,) = other.assignment
+            await until(lambda: len(member.assignment) == 1)
+        await until(lambda: len(member.assignment) == 2)
+        assert left(recording, name, name) == {1 - moved.partition: 0}
+
+
+async def test_lag_of_a_member_that_reads_batches_of_arrow(
+    js_nc: Client, recording: Recording, name: str, topic: JetStreamTopic
+) -> None:
+    async with GroupConsumer(js_nc, name, topic, auto_offset="earliest", timeout=60) as member:
+        await anext(member)
+        rows = 1
+        async for batch in member.arrow_batches(max_wait=0.1):
+            rows += batch.num_rows
+            if rows == 8:
+                break
+        assert left(recording, name, name) == {0: 0, 1: 0}
+
+
 async def test_buffered_messages_of_a_member_are_observed(
     js_nc: Client, recording: Recording, name: str, topic: JetStreamTopic
 ) -> None:
