@@ -60,6 +60,8 @@ class GroupConsumer(GroupConsumerPartitions):
         create: Create the group if it does not exist. Default true.
         prefetch: Messages of each partition to read ahead. A list of :meth:`batches` has at most this many
             messages of one partition. Default 500.
+        prefetch_bytes: Bytes of all partitions to read ahead, in equal shares. However small its share is, a
+            partition reads one or two messages ahead. Default 64 MiB.
         timeout: Seconds for a call. Default 10.
         on_assigned: Called with newly assigned partitions, before they are read.
         on_revoked: Called with partitions that move away, before the last commit; for partitions already
@@ -92,6 +94,7 @@ class GroupConsumer(GroupConsumerPartitions):
         ephemeral: bool = False,
         create: bool = True,
         prefetch: int = 500,
+        prefetch_bytes: int = 64 * 1024 * 1024,
         timeout: float = 10.0,
         on_assigned: PartitionsCallback | None = None,
         on_revoked: PartitionsCallback | None = None,
@@ -109,6 +112,7 @@ class GroupConsumer(GroupConsumerPartitions):
             ephemeral=ephemeral,
             create=create,
             prefetch=prefetch,
+            prefetch_bytes=prefetch_bytes,
             timeout=timeout,
             on_assigned=on_assigned,
             on_revoked=on_revoked,
@@ -270,7 +274,7 @@ class GroupConsumer(GroupConsumerPartitions):
 
         Args:
             max_rows: Most messages of a batch. A batch has at most ``prefetch`` messages of one partition;
-                for large batches, raise ``prefetch`` too.
+                for large batches, raise ``prefetch`` and ``prefetch_bytes`` too.
             max_wait: Seconds to wait for more after the first message of a batch.
             max_bytes: Most bytes of values in a batch; a larger message is alone. Default 64 MiB.
             payload: Format of the values, which replaces the column ``value`` by typed columns, as for
@@ -297,7 +301,7 @@ class GroupConsumer(GroupConsumerPartitions):
         from liftenvelope.payload.typed_rows import typed_rows
 
         typed = typed_rows(payload, on_bad, SCHEMA, "topic")
-        while await self._wait_for(max_rows, max_wait):
+        while await self._wait_for(max_rows, max_wait, max_bytes):
             parts = self._hand.peek(max_rows, max_bytes)
             batch = rows_of(parts)
             pieces = ((batch.num_rows, [batch]),) if typed is None else typed.pieces(batch)
@@ -313,7 +317,7 @@ class GroupConsumer(GroupConsumerPartitions):
             return []
         return self._hand.take_messages(limit)
 
-    async def _wait_for(self, limit: int, max_wait: float) -> bool:
+    async def _wait_for(self, limit: int, max_wait: float, max_bytes: int = MAX_INT64) -> bool:
         """Settle, and wait until messages can be taken; return False after the end.
 
         Messages are taken from a buffer in the same step, without an await, as the check that the member
@@ -337,7 +341,7 @@ class GroupConsumer(GroupConsumerPartitions):
             if member.owns and hand.gives():
                 now = time_since_boot()
                 until = now + max_wait if until is None else until
-                if now >= until or self._has_enough(limit):
+                if now >= until or self._has_enough(limit, max_bytes):
                     hand.until = self._turned_at + TURN
                     return True
             await self._rest(self._patience(until))
@@ -370,11 +374,14 @@ class GroupConsumer(GroupConsumerPartitions):
             return _LOOK
         return max(until - time_since_boot(), 0.0)
 
-    def _has_enough(self, limit: int) -> bool:
+    def _has_enough(self, limit: int, max_bytes: int) -> bool:
         """Return True if waiting adds nothing: the list is full, or a partition's buffer is."""
         turns = self._hand.turns
-        return limit == 1 or (
-            any(not buffer.room for buffer in turns) or sum(buffer.waiting for buffer in turns) >= limit
+        return (
+            limit == 1
+            or any(not buffer.room for buffer in turns)
+            or sum(buffer.waiting for buffer in turns) >= limit
+            or sum(buffer.size for buffer in turns) >= max_bytes
         )
 
     # Commits and positions

@@ -45,6 +45,7 @@ class GroupConsumerOptions(ShellOptions[TopicPartition]):
     ephemeral: bool
     create: bool
     prefetch: int
+    prefetch_bytes: int
     timeout: float
     on_event: GroupEventHandler | None
 
@@ -58,6 +59,7 @@ class GroupConsumerOptions(ShellOptions[TopicPartition]):
             check_session_timeout(self.session_timeout)
         as_seconds("timeout", self.timeout)
         as_count("prefetch", self.prefetch, most=MAX_INT64)
+        as_count("prefetch_bytes", self.prefetch_bytes, most=MAX_INT64)
         check_callback("on_event", self.on_event)
 
     @property

@@ -33,7 +33,7 @@ from liftenvelope.consumers.shell import ConsumerShell, stop
 from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
 from liftenvelope.group._member import Assigned, GiveBack, GroupMember, Lost, creation_of
 from liftenvelope.group._reader import GroupMessage, PartitionReader
-from liftenvelope.group._topics import content_of, source_of
+from liftenvelope.group._topics import JetStreamTopicSource, content_of, source_of
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.clock import time_since_boot
@@ -146,16 +146,31 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
             await self._lose()  # only after a defect: a member gives everything back before it registers
         self._has_lost_progress = False
         held, self._held = self._held, {}
+        share = self._share_bytes(len(change.offsets))
         readers = {
             key: self._kept(held, key, change.generation, offset)
             or self._new_reader(key, change.generation, offset)
             for key, offset in change.offsets.items()
             if self._can_read(key)
         }
+        for reader in readers.values():
+            reader.limit_bytes(share)
         self._readers.update(readers)
         await stop(held.values())
         await self._begin(readers)
         self._beginning = {reader for reader in readers.values() if reader.may_skip}
+
+    def _share_bytes(self, partitions: int) -> int:
+        """Divide ``prefetch_bytes``; return the bytes that one buffer may hold.
+
+        A partition has at most three times as many: a buffer that is not yet full, the messages that are then
+        added to it, and those that its feed has received meanwhile.
+        """
+        share = max(self._options.prefetch_bytes // (3 * max(partitions, 1)), 1)
+        for source in self._sources.values():
+            if isinstance(source, JetStreamTopicSource):
+                source.max_bytes = share
+        return share
 
     def _kept(
         self, held: dict[TopicPartition, PartitionReader], key: TopicPartition, generation: int, offset: int

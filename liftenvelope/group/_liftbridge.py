@@ -188,7 +188,9 @@ class LiftbridgeFeed:
             if message is None:
                 raise ConnectionClosedError("the Liftbridge client was closed before the consumer")
             self._offset = message.offset + 1
-            return SourceMessage(message.offset, message.value, message)
+            size = len(message.value) + len(message.key)
+            size += sum(len(name) + len(value) for name, value in message.headers.items())
+            return SourceMessage(message.offset, message.value, message, size)
 
     async def _open(self) -> Subscription:
         self._subscription = self._topic._subscription(self._partition, self._offset)

@@ -119,6 +119,10 @@ class PartitionReader:
         """Number of messages that were read and not handed out."""
         return self.buffer.waiting
 
+    def limit_bytes(self, max_bytes: int) -> None:
+        """Read ahead no more once so many bytes wait."""
+        self.buffer.max_bytes = max_bytes
+
     def _tell(self) -> None:
         if self.buffer.can_give:
             self._on_ready(self)
@@ -268,11 +272,11 @@ class PartitionReader:
         """Put messages into the buffer and yield the last offset of each list."""
         next_many, buffer = lists_of(feed), self.buffer
         while True:
-            offsets, messages = await next_many(max(buffer.room, 1))
             while not buffer.room:
                 self._room.clear()
                 buffer.wants_room = True
                 await self._room.wait()
+            offsets, messages = await next_many(buffer.room)
             buffer.extend(offsets, messages)
             self._tell()
             yield offsets[-1]

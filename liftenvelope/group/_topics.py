@@ -63,11 +63,13 @@ class SourceMessage(NamedTuple):
         offset: Offset of the message, higher than that of the previous message.
         data: Payload.
         message: Message object of the source.
+        size: Bytes that the message counts for ``prefetch_bytes``; 0 (default) for those of the payload.
     """
 
     offset: int
     data: bytes
     message: Any
+    size: int = 0
 
 
 class PartitionFeed(Protocol):
@@ -285,9 +287,13 @@ class JetStreamTopicSource:
         js: JetStream.
         topic: The topic.
         prefetch: Most messages of a partition in flight.
+
+    Attributes:
+        max_bytes: Most bytes of a partition in flight. A larger message is alone. Default 16 MiB.
     """
 
     def __init__(self, js: JetStream, topic: JetStreamTopic, *, prefetch: int = 500) -> None:
+        self.max_bytes = 16 * 1024 * 1024
         self._js = js
         self._topic = topic
         self._prefetch = prefetch
@@ -352,7 +358,7 @@ class JetStreamTopicSource:
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=offset + 1,
         )
-        feed = JetStreamFeed(consumer, self._prefetch)
+        feed = JetStreamFeed(self, consumer, self._prefetch)
         await feed.start()
         return feed
 
@@ -365,9 +371,11 @@ class JetStreamFeed:
     retriable error, and the next :meth:`JetStreamTopicSource.open` compares the place with the stream.
     """
 
-    def __init__(self, consumer: OrderedConsumer, prefetch: int) -> None:
+    def __init__(self, source: JetStreamTopicSource, consumer: OrderedConsumer, prefetch: int) -> None:
+        self._source = source
         self._stream = consumer.stream_name
-        self._feed = consumer.feed(max_messages=prefetch, on_event=self._on_event)
+        self._max_bytes = source.max_bytes
+        self._feed = consumer.feed(max_messages=prefetch, max_bytes=self._max_bytes, on_event=self._on_event)
         self._reset: OrderedReset | None = None
 
     async def start(self) -> None:
@@ -393,6 +401,9 @@ class JetStreamFeed:
         Raises:
             TransportError: The consumer was recreated; open the partition again.
         """
+        if self._max_bytes != self._source.max_bytes:
+            self._max_bytes = self._source.max_bytes
+            self._feed.limit_bytes(self._max_bytes)
         try:
             sequences, messages = await self._feed.next_many(limit)
         except StopAsyncIteration:

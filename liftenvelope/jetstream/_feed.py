@@ -149,10 +149,11 @@ class PullFeed:
         limits = plan.limits
         self._machine = PullCore(limits)
         self.buffer = frames.MessageQueue(limits.threshold, limits.in_bytes, self._refill, self.next)
-        take = self._take_pinned if limits.pinned else self._take
-        self._inbox = PullInbox(
-            source.api.nc, Message, source.acks, take, self._take_status, sized=limits.in_bytes
-        )
+        take = self._take_pinned if limits.pinned else self._take_sized if limits.max_bytes else self._take
+        #: With ``max_bytes`` besides messages: bytes that the open pull may still bring.
+        self._room = 0
+        sized = limits.in_bytes or limits.max_bytes > 0
+        self._inbox = PullInbox(source.api.nc, Message, source.acks, take, self._take_status, sized=sized)
         self._watch = watch_of(source.api.nc)
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -210,6 +211,8 @@ class PullFeed:
         if core.asked != buffer.owed:
             core.arrived(core.asked - buffer.owed)
         core.taken(core.buffered - buffer.buffered)
+        if core.limits.max_bytes:
+            core.held_bytes = sum(message._size for message in buffer)
         return core
 
     def _take(self, messages: list[Any]) -> None:
@@ -226,6 +229,14 @@ class PullFeed:
                 self._core.pinned(pin_id)
         self._act()
         self._take(messages)
+
+    def _take_sized(self, messages: list[Any]) -> None:
+        """Buffer messages of a pull that is limited in messages and in bytes."""
+        self._room -= sum(message._size for message in messages)
+        self._take(messages)
+        if self._room <= 0:
+            self._core.filled()
+            self._act()
 
     def _take_status(self, number: int, headers: Mapping[str, str]) -> None:
         self._core.status(number, Status.from_headers(headers), self._loop.time())
@@ -276,6 +287,8 @@ class PullFeed:
 
     def _refill(self) -> None:
         """Pull more messages; called when the buffer falls below its threshold."""
+        if self._machine.limits.max_bytes and self.buffer.owed > 0:
+            return  # one pull is open, as it is after most messages of a slow stream
         if not self._ending:
             self._core.refill(self._loop.time())
             self._act()
@@ -283,6 +296,10 @@ class PullFeed:
     def resize(self, limit: int) -> None:
         """Request and buffer up to this many messages, or bytes, from the next pull on."""
         self._machine.limits = replace(self._machine.limits, limit=limit)
+
+    def limit_bytes(self, max_bytes: int) -> None:
+        """Request and buffer up to this many bytes from the next pull on, if there was a limit before."""
+        self._machine.limits = replace(self._machine.limits, max_bytes=max_bytes)
 
     # -- actions of the core
 
@@ -309,7 +326,9 @@ class PullFeed:
             self._core.disconnected()
             return
         try:
-            self._inbox.send(self._subject, pull.number, self._plan.payload(pull.amount, pull.pin_id))
+            self._room = pull.max_bytes
+            payload = self._plan.payload(pull.amount, pull.pin_id, max_bytes=pull.max_bytes)
+            self._inbox.send(self._subject, pull.number, payload)
         except TransportError as exc:
             self._end(ConnectionClosedError(str(exc)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -138,7 +139,11 @@ class OrderedConsumer:
         return Messages(OrderedFeed(self._api, self.stream_name, self._config, plan, on_event))
 
     def feed(
-        self, *, max_messages: int | None = None, on_event: Callable[[PullEvent], None] | None = None
+        self,
+        *,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        on_event: Callable[[PullEvent], None] | None = None,
     ) -> OrderedFeed:
         """Read the messages in lists, each message with its stream sequence.
 
@@ -147,12 +152,17 @@ class OrderedConsumer:
 
         Args:
             max_messages: As for :meth:`messages`.
+            max_bytes: Maximum number of bytes requested and buffered, besides ``max_messages``. A larger
+                message is alone. Default: no limit.
             on_event: As for :meth:`messages`.
 
         Raises:
             UsageError: An option is invalid.
         """
         plan = self._plan(max_messages, None, None, None)
+        if max_bytes is not None:
+            limits = replace(plan.limits, max_bytes=as_count("max_bytes", max_bytes, 1))
+            plan = replace(plan, limits=limits)
         return OrderedFeed(self._api, self.stream_name, self._config, plan, on_event)
 
     async def consume(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -104,6 +105,12 @@ class OrderedFeed:
                 "the feed was started, or stopped, before: call messages() or consume() for a new one"
             )
         await self._begin()
+
+    def limit_bytes(self, max_bytes: int) -> None:
+        """Request and buffer up to this many bytes from the next pull on, if there was a limit before."""
+        self._plan = replace(self._plan, limits=replace(self._plan.limits, max_bytes=max_bytes))
+        if self._feed is not None:
+            self._feed.limit_bytes(max_bytes)
 
     def pop(self) -> Message:
         """Remove and return the next message, which must be in order."""

@@ -64,6 +64,8 @@ class PullLimits:
         pinned: True if the group has the policy PINNED_CLIENT.
         keep_pin: Maximum seconds between two pulls, to keep the pin; 0 for no such pulls.
         check: True to look the consumer up after a reconnect before pulling again.
+        max_bytes: Maximum bytes requested and buffered, besides ``limit`` in messages; 0 for no such limit.
+            Then one pull is open at a time, and a message that does not fit comes alone.
     """
 
     limit: int
@@ -74,14 +76,16 @@ class PullLimits:
     pinned: bool = False
     keep_pin: float = 0.0
     check: bool = False
+    max_bytes: int = 0
 
 
 class PullNow(NamedTuple):
-    """Action: publish a pull."""
+    """Action: publish a pull. ``max_bytes`` limits it besides ``amount``, unless it is 0."""
 
     number: int
     amount: int
     pin_id: str | None
+    max_bytes: int = 0
 
 
 class Tell(NamedTuple):
@@ -123,6 +127,7 @@ class PullCore:
     Attributes:
         asked: Amount the server still owes.
         buffered: Amount that has arrived and was not taken.
+        held_bytes: With ``max_bytes``: bytes that have arrived and were not taken, set by the caller.
         actions: Actions to execute, in order; the caller removes each one.
         pin_id: Id of the pin that this consumption holds, None if it holds none.
     """
@@ -131,6 +136,7 @@ class PullCore:
         self.limits = limits
         self.asked = 0
         self.buffered = 0
+        self.held_bytes = 0
         self.actions: list[PullAction] = []
         self.pin_id: str | None = None
         self._waiting: dict[int, _PendingPull] = {}
@@ -152,7 +158,8 @@ class PullCore:
         self._pulled = 0.0
         self._backoff = Backoff(first=0.05, longest=5.0, jitter=0.0)
         self._paused_until = 0.0
-        #: True to pull only while nothing is buffered or owed: the next message needs the whole limit.
+        #: True to pull only while nothing is buffered or owed: the next message needs the whole limit. With
+        #: ``max_bytes`` that message is pulled alone, and without a limit in bytes.
         self._whole = False
 
     def start(self, now: float, *, online: bool = True) -> None:
@@ -176,6 +183,10 @@ class PullCore:
         self.asked -= size
         self.buffered += size
         self._fresh = True
+
+    def filled(self) -> None:
+        """Record that the open pull is full to the byte: the server ends it without a status."""
+        self._forget_pulls()
 
     def taken(self, size: int = 1) -> bool:
         """Record that the user took a message; return true if :meth:`refill` should be called."""
@@ -361,7 +372,7 @@ class PullCore:
         A pull below the limit is followed by one for the whole limit. If even that pull is too small, the
         message can never fit: the user is told once and pulling pauses.
         """
-        if pull.amount < self.limits.limit:
+        if pull.amount < self.limits.limit or self.limits.max_bytes:
             self._whole = True
             return
         if not self._backoff.failures:
@@ -403,10 +414,16 @@ class PullCore:
             return
         if have >= self.limits.threshold and not self._pin_is_due(now):
             return
+        room = self.limits.max_bytes - self.held_bytes
+        if self.limits.max_bytes:
+            if self._waiting or 2 * room < self.limits.max_bytes:
+                return
+            if self._whole:
+                missing, room = 1, 0
         if not self._waiting:
             self._heard = now
         self.asked = owed + missing
-        self._remember(missing, now)
+        self._remember(missing, room, now)
 
     def _pin_is_due(self, now: float) -> bool:
         """Return true if a pull is needed to keep the pin.
@@ -416,11 +433,11 @@ class PullCore:
         keep = self.limits.keep_pin
         return bool(keep) and self.pin_id is not None and now - self._pulled >= keep
 
-    def _remember(self, amount: int, now: float) -> None:
+    def _remember(self, amount: int, max_bytes: int, now: float) -> None:
         number, self._next_number = self._next_number, self._next_number + 1
         self._pulled = now
         pin_id = self.pin_id if self.limits.pinned else None
         if len(self._waiting) >= _REMEMBERED:
             del self._waiting[next(iter(self._waiting))]
         self._waiting[number] = _PendingPull(amount, now + self.limits.expires, pin_id)
-        self.actions.append(PullNow(number, amount, pin_id))
+        self.actions.append(PullNow(number, amount, pin_id, max_bytes))

@@ -85,21 +85,27 @@ class PullPlan:
     limits: PullLimits
     batch: int
     fields: dict[str, Any]
-    #: Cached payloads by amount and pin id: most pulls repeat an earlier one.
-    _made: dict[tuple[int, str | None], bytes] = field(default_factory=dict, repr=False, compare=False)
+    #: Cached payloads by amount, limit in bytes and pin id: most pulls repeat an earlier one.
+    _made: dict[tuple[int, int, str | None], bytes] = field(default_factory=dict, repr=False, compare=False)
 
-    def payload(self, amount: int, pin_id: str | None, seconds: float | None = None) -> bytes:
+    def payload(
+        self, amount: int, pin_id: str | None, seconds: float | None = None, max_bytes: int = 0
+    ) -> bytes:
         """Return the JSON payload of a pull.
 
         Args:
             amount: Number of messages or bytes to request.
             pin_id: Pin id to send; None for none.
             seconds: Maximum seconds at the server, if less than the plan's ``expires`` is left.
+            max_bytes: Number of bytes to request besides an amount in messages; 0 for no such limit.
         """
-        key = amount, pin_id
+        key = amount, max_bytes, pin_id
         if seconds is None and (made := self._made.get(key)) is not None:
             return made
-        payload = json.dumps(self._body(amount, pin_id, seconds), separators=(",", ":")).encode()
+        body = self._body(amount, pin_id, seconds)
+        if max_bytes:
+            body["max_bytes"] = max_bytes
+        payload = json.dumps(body, separators=(",", ":")).encode()
         if seconds is None:
             if len(self._made) >= _MADE:
                 self._made.clear()

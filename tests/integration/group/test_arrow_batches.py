@@ -56,6 +56,14 @@ async def read_and_commit(consumer: GroupConsumer, rows: list[int]) -> None:
         await consumer.commit()
 
 
+async def test_batch_does_not_wait_for_more_than_its_bytes(play: Play) -> None:
+    await publish(play, *[bytes(1_000)] * 10)
+    async with play.consumer("a") as consumer, asyncio.timeout(PATIENCE):
+        await all_there(consumer, 10)
+        batch = await anext(consumer.arrow_batches(max_wait=10 * PATIENCE, max_bytes=4_000))
+        assert batch.num_rows == 4
+
+
 async def test_commit_before_a_bad_message_covers_only_the_rows_that_came(play: Play) -> None:
     await publish(play, b'{"n": 0}', b'{"n": 1}', b"bad", b'{"n": 3}')
     rows: list[int] = []

@@ -566,6 +566,7 @@ class TestItsLife:
             {"auto_commit_interval": 0},
             {"auto_offset": "oldest"},
             {"prefetch": 0},
+            {"prefetch_bytes": 0},
             {"timeout": -1},
             {"on_assigned": 1},
             {"prefix": "a b"},

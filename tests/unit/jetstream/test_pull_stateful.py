@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any
 
@@ -20,12 +21,12 @@ class ModelServer:
 
     def __init__(self, in_bytes: bool) -> None:
         self.in_bytes = in_bytes
-        self.stored: deque[int] = deque()
-        self.ring: deque[list[float]] = deque()  # number, left, deadline
+        self.stored: deque[tuple[int, int]] = deque()  # amount, and bytes
+        self.ring: deque[list[float]] = deque()  # number, left, deadline, bytes left
         self.frames: deque[tuple[Any, ...]] = deque()
 
     def accept(self, pull: PullNow, now: float) -> None:
-        self.ring.append([pull.number, pull.amount, now + EXPIRES])
+        self.ring.append([pull.number, pull.amount, now + EXPIRES, pull.max_bytes or math.inf])
 
     def say(self, number: float, status: Status) -> None:
         self.frames.append(("status", number, status))
@@ -36,15 +37,16 @@ class ModelServer:
 
     def serve(self, count: int) -> None:
         while count and self.stored and self.ring:
-            size, pull = self.stored[0], self.ring.popleft()
-            if size > pull[1]:
+            (size, width), pull = self.stored[0], self.ring.popleft()
+            if size > pull[1] or width > pull[3]:
                 self.say(pull[0], Status.of(409, "Message Size Exceeds MaxBytes", *self.left(pull[1])))
                 continue
             self.stored.popleft()
-            self.frames.append(("message", size))
+            self.frames.append(("message", size, width))
             pull[1] -= size
+            pull[3] -= width
             count -= 1
-            if pull[1]:
+            if pull[1] and pull[3]:
                 self.ring.append(pull)  # filled exactly: gone, without a word
 
     def expire(self, now: float) -> None:
@@ -66,17 +68,25 @@ class PullMachine(RuleBasedStateMachine):
     """Frames and pulls take their time; the server and the user do as they like."""
 
     @initialize(
-        limit=st.integers(1, 12), threshold=st.integers(1, 12), in_bytes=st.booleans(), check=st.booleans()
+        limit=st.integers(1, 12),
+        threshold=st.integers(1, 12),
+        in_bytes=st.booleans(),
+        max_bytes=st.sampled_from([0, 1, 2, 5, 12, 30]),
+        check=st.booleans(),
     )
-    def begin(self, limit: int, threshold: int, in_bytes: bool, check: bool) -> None:
+    def begin(self, limit: int, threshold: int, in_bytes: bool, max_bytes: int, check: bool) -> None:
         self.now = 100.0
         self.server = ModelServer(in_bytes)
         self.commands: deque[PullNow] = deque()
-        self.buffer: deque[int] = deque()
+        self.buffer: deque[tuple[int, int]] = deque()
+        self.room = 0  # bytes that the open pull may still bring
         self.offline = False
         self.check = 0
         self.published = self.lost = self.read = 0
-        limits = PullLimits(limit, min(threshold, limit), in_bytes, EXPIRES, BEAT, check=check)
+        max_bytes = 0 if in_bytes else max_bytes
+        limits = PullLimits(
+            limit, min(threshold, limit), in_bytes, EXPIRES, BEAT, check=check, max_bytes=max_bytes
+        )
         self.core = PullCore(limits)
         self.core.start(self.now)
         self.act()
@@ -88,6 +98,7 @@ class PullMachine(RuleBasedStateMachine):
             if isinstance(action, PullNow):
                 assert not self.offline
                 self.commands.append(action)
+                self.room = action.max_bytes
             elif isinstance(action, Check):
                 self.check = action.number
 
@@ -101,7 +112,9 @@ class PullMachine(RuleBasedStateMachine):
     @rule(sizes=st.lists(st.integers(1, 12), max_size=8))
     def publish(self, sizes: list[int]) -> None:
         for size in sizes:
-            self.server.stored.append(min(size, self.core.limits.limit) if self.server.in_bytes else 1)
+            self.server.stored.append(
+                (min(size, self.core.limits.limit), 0) if self.server.in_bytes else (1, size)
+            )
             self.published += 1
 
     @rule()
@@ -133,8 +146,12 @@ class PullMachine(RuleBasedStateMachine):
         while count and self.server.frames:
             kind, *what = self.server.frames.popleft()
             if kind == "message":
-                self.buffer.append(what[0])
+                self.buffer.append((what[0], what[1]))
                 self.core.arrived(what[0])
+                self.core.held_bytes += what[1]
+                self.room -= what[1]
+                if self.core.limits.max_bytes and self.room <= 0:
+                    self.core.filled()
             else:
                 self.core.status(what[0], what[1], self.now)
                 self.act()
@@ -143,7 +160,9 @@ class PullMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 12))
     def user_reads(self, count: int) -> None:
         while count and self.buffer:
-            if self.core.taken(self.buffer.popleft()):
+            size, width = self.buffer.popleft()
+            self.core.held_bytes -= width
+            if self.core.taken(size):
                 self.core.refill(self.now)
                 self.act()
             self.read += 1
@@ -194,9 +213,20 @@ class PullMachine(RuleBasedStateMachine):
     def never_over_the_limit(self) -> None:
         owed = sum(pull[1] for pull in self.server.ring) + sum(pull.amount for pull in self.commands)
         owed += sum(frame[1] for frame in self.server.frames if frame[0] == "message")
-        assert self.core.buffered == sum(self.buffer)
+        assert self.core.buffered == sum(size for size, _ in self.buffer)
         assert owed + self.core.buffered <= self.core.limits.limit
         assert self.core.asked >= owed
+        self.never_over_the_bytes()
+
+    def never_over_the_bytes(self) -> None:
+        """Besides messages, bytes are limited; a message that does not fit comes alone."""
+        if not (most := self.core.limits.max_bytes):
+            return
+        there = [width for _, width in self.buffer]
+        there += [frame[2] for frame in self.server.frames if frame[0] == "message"]
+        owed = sum(pull[3] for pull in self.server.ring)
+        owed += sum(pull.max_bytes or math.inf for pull in self.commands)
+        assert len(there) + (owed == math.inf) <= 1 or sum(there) + owed <= most
 
     def teardown(self) -> None:
         """Whatever has happened: when all is well again, everything is delivered."""
@@ -204,7 +234,8 @@ class PullMachine(RuleBasedStateMachine):
             return
         if self.offline:
             self.connection_back()
-        for _ in range(400):
+        rounds_of_each = 2 if self.core.limits.max_bytes else 0  # in vain, and alone
+        for _ in range(400 + rounds_of_each * self.published):
             self.look_up_is_answered()
             self.time_passes(1)
             self.server.serve(50)
