@@ -86,18 +86,20 @@ class TopicPartition(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ...) -> None: ...
 
 class PartitionOffset(_message.Message):
-    __slots__ = ("topic", "partition", "offset", "rewind", "error")
+    __slots__ = ("topic", "partition", "offset", "rewind", "error", "created_ns")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     REWIND_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    CREATED_NS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     partition: int
     offset: int
     rewind: bool
     error: Error
-    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., rewind: _Optional[bool] = ..., error: _Optional[_Union[Error, _Mapping[str, object]]] = ...) -> None: ...
+    created_ns: int
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., rewind: _Optional[bool] = ..., error: _Optional[_Union[Error, _Mapping[str, object]]] = ..., created_ns: _Optional[int] = ...) -> None: ...
 
 class Controller(_message.Message):
     __slots__ = ("id", "subject")
@@ -383,8 +385,15 @@ class AssignedRecord(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OffsetsRecord(_message.Message):
-    __slots__ = ("topic", "offsets")
+    __slots__ = ("topic", "offsets", "created_ns")
     class OffsetsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class CreatedNsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -393,9 +402,11 @@ class OffsetsRecord(_message.Message):
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_NS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     offsets: _containers.ScalarMap[int, int]
-    def __init__(self, topic: _Optional[str] = ..., offsets: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    created_ns: _containers.ScalarMap[int, int]
+    def __init__(self, topic: _Optional[str] = ..., offsets: _Optional[_Mapping[int, int]] = ..., created_ns: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class OffsetsChangeRecord(_message.Message):
     __slots__ = ("offsets",)

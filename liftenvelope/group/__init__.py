@@ -10,16 +10,15 @@ from liftenvelope.group._consumer import GroupConsumer
 from liftenvelope.group._consumer_options import PartitionsCallback
 from liftenvelope.group._liftbridge import LiftbridgeTopic
 from liftenvelope.group._reader import GroupMessage
-from liftenvelope.group._topics import (
-    JetStreamTopic,
-    JetStreamTopicSource,
+from liftenvelope.group._sources import (
+    DatedSource,
     ListFeed,
     NewestSource,
     PartitionFeed,
     SourceMessage,
-    Topic,
     TopicSource,
 )
+from liftenvelope.group._topics import JetStreamTopic, JetStreamTopicSource, Topic
 from liftenvelope.group.assignors import (
     ASSIGNORS,
     Assignment,
@@ -80,6 +79,7 @@ __all__ = [
     "Coordinator",
     "CoordinatorDefectError",
     "CoordinatorIdInUseError",
+    "DatedSource",
     "EphemeralGroupError",
     "ErrorCode",
     "GroupClient",

@@ -33,7 +33,9 @@ from liftenvelope.consumers.shell import ConsumerShell, stop
 from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
 from liftenvelope.group._member import Assigned, GiveBack, GroupMember, Lost, creation_of
 from liftenvelope.group._reader import GroupMessage, PartitionReader
-from liftenvelope.group._topics import JetStreamTopicSource, content_of, source_of
+from liftenvelope.group._requests import Commit
+from liftenvelope.group._sources import content_of
+from liftenvelope.group._topics import JetStreamTopicSource, source_of
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.clock import time_since_boot
@@ -148,8 +150,7 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
         held, self._held = self._held, {}
         share = self._share_bytes(len(change.offsets))
         readers = {
-            key: self._kept(held, key, change.generation, offset)
-            or self._new_reader(key, change.generation, offset)
+            key: self._kept(held, key, change.generation, offset) or self._new_reader(key, change, offset)
             for key, offset in change.offsets.items()
             if self._can_read(key)
         }
@@ -180,12 +181,13 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
             return held.pop(key)
         return None
 
-    def _new_reader(self, key: TopicPartition, generation: int, offset: int) -> PartitionReader:
+    def _new_reader(self, key: TopicPartition, change: Assigned, offset: int) -> PartitionReader:
         return PartitionReader(
             self._sources[key.topic],
             key,
-            generation,
+            change.generation,
             offset,
+            created_ns=change.created_ns.get(key, 0),
             auto_offset=self._options.auto_offset,
             limit=self._options.prefetch,
             on_ready=self._has_messages,
@@ -334,21 +336,26 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
                 self._collect()
             wanted = self._dirty.keys() if keys is None else self._dirty.keys() & set(keys)
             held = self._readers | self._leaving
-            chosen = {key: (self._dirty[key], held[key].rewound) for key in wanted if key in held}
+            chosen = {
+                key: Commit(key, self._dirty[key], held[key].rewound, held[key].created_ns)
+                for key in wanted
+                if key in held
+            }
             if not chosen:
                 return
             generation = next(held[key].buffer.generation for key in chosen)
             seeks = {key: held[key].seeks for key in chosen}
-            outcome = await self._running().commit(generation, chosen, deadline.left)
+            outcome = await self._running().commit(generation, chosen.values(), deadline.left)
             failure: GroupError | None = None
-            for key, (offset, rewound) in chosen.items():
+            for key, commit in chosen.items():
                 result = outcome.get(key)
                 if isinstance(result, GroupError):
                     failure = failure or result
                     continue
-                if self._dirty.get(key) == offset:
+                if self._dirty.get(key) == commit.offset:
                     del self._dirty[key]
-                if rewound and held[key].seeks == seeks[key]:  # otherwise the next commit may lower it again
+                # If the user has sought meanwhile, the next commit may lower it again.
+                if commit.rewind and held[key].seeks == seeks[key]:
                     held[key].rewound = False
             if failure is not None:
                 raise failure

@@ -16,7 +16,8 @@ from liftenvelope.errors import (
     PartitionPausedError,
     ReadonlyPartitionError,
 )
-from liftenvelope.group._topics import SourceMessage, beyond_the_end
+from liftenvelope.group._sources import SourceMessage
+from liftenvelope.group._topics import beyond_the_end
 from liftenvelope.group.state import TopicSpec, check_id, check_topics
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class LiftbridgeTopic:
 
     Offsets are Liftbridge's. A paused partition, or a read-only one that was read to its end, is checked
     again every second. If the stream is deleted, iterating raises :class:`StreamDeletedError`. If the
-    committed offset is beyond the end, because the stream was recreated, iterating raises
+    committed offset is beyond the end, or the stream was deleted and created again, iterating raises
     :class:`OffsetOutOfRangeError` until the group is rewound.
 
     Args:
@@ -67,6 +68,7 @@ class LiftbridgeTopic:
         self._client = client
         self._stream = check_id("stream", stream)
         self._resume = resume
+        self._created_ns = 0
         self._spec = TopicSpec(stream if name is None else name, as_integer("partitions", partitions))
         check_topics([self._spec])
 
@@ -105,11 +107,22 @@ class LiftbridgeTopic:
             NoSuchStreamError, NoSuchPartitionError: The stream or the partition does not exist.
             CallTimeoutError, TransportError: The servers could not be reached.
         """
+        await self._learn()
         info = await self._info(partition)
         end = info.newest_offset + 1
         oldest = await self._oldest(partition)
         # A message visible at the first call and missing at the second was removed: only newer ones are left.
         return min(info.high_watermark + 1 if oldest is None else oldest, end), end
+
+    def created_ns(self, _partition: int, /) -> int:
+        """Return when the stream was created, in ns since 1970; 0 before it was looked up."""
+        return self._created_ns
+
+    async def _learn(self) -> None:
+        """Note when the stream was created."""
+        found = (await self._client.fetch_metadata(streams=[self._stream])).get_stream(self._stream)
+        if found is not None:  # otherwise reading it raises the error
+            self._created_ns = found.created_ns
 
     async def _oldest(self, partition: int) -> int | None:
         """Return the offset of the oldest readable message; None if there is none.
@@ -154,6 +167,7 @@ class LiftbridgeTopic:
 
     async def _check(self, partition: int, offset: int) -> None:
         """Raise OffsetOutOfRangeError if the group's offset is beyond the end of a recreated stream."""
+        await self._learn()
         info = await self._client.fetch_partition_metadata(self._stream, partition, timeout=_INFO_TIMEOUT)
         if offset > info.newest_offset + 1:
             raise beyond_the_end(self._stream, partition, offset, info.newest_offset)

@@ -16,6 +16,7 @@ from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope.errors import GroupError, LiftEnvelopeError, TransportError
 from liftenvelope.group._event_log import log
+from liftenvelope.group._requests import Commit
 from liftenvelope.group._session import MemberSession, RequestKind
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import PASSING, GroupCalls
@@ -30,7 +31,7 @@ from liftenvelope.group.errors import (
 from liftenvelope.group.events import ControllerLost, GroupEventHandler, MemberFenced
 from liftenvelope.group.names import changed_subject
 from liftenvelope.group.state import DEFAULT_SESSION_TIMEOUT, Phase, TopicSpec
-from liftenvelope.group.wire import read_offsets, topic_messages
+from liftenvelope.group.wire import commit_messages, read_created, read_offsets, topic_messages
 from liftenvelope.nats.link import Link
 
 if TYPE_CHECKING:
@@ -50,10 +51,14 @@ _LEAST: Final = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """The member has these partitions, each with its start offset, -1 where nothing was committed."""
+    """The member has these partitions, each with its start offset, -1 where nothing was committed.
+
+    ``created_ns`` has the creation times of the streams that the offsets belong to, as far as they are known.
+    """
 
     generation: int
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
+    created_ns: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +247,7 @@ class GroupMember:
         text = "group %(group)s: %(consumer_id)s has %(partitions)d partitions in generation %(generation)d"
         named["partitions"] = len(answer.partitions)
         log.info(text, named, extra=named)
-        self.changes.put_nowait(Assigned(answer.generation, offsets))
+        self.changes.put_nowait(Assigned(answer.generation, offsets, read_created(answer.partitions)))
 
     async def _create(self, timeout: float) -> None:
         assert self._creation is not None
@@ -296,9 +301,9 @@ class GroupMember:
     # Other calls
 
     async def commit(
-        self, generation: int, offsets: Mapping[TopicPartition, tuple[int, bool]], timeout: float
+        self, generation: int, commits: Iterable[Commit], timeout: float
     ) -> dict[TopicPartition, int | GroupError]:
-        """Commit the offsets to read next, each with a flag that allows a lower offset than before.
+        """Commit the offsets to read next.
 
         Raises:
             MemberFencedError: The generation has ended for this member.
@@ -309,10 +314,7 @@ class GroupMember:
             consumer_id=self._consumer_id,
             client_id=self._client_id,
             generation=generation,
-            offsets=[
-                pb.PartitionOffset(topic=topic, partition=partition, offset=offset, rewind=rewind)
-                for (topic, partition), (offset, rewind) in offsets.items()
-            ],
+            offsets=commit_messages(commits),
         )
         answer = await self._calls.controller(self._group, "Commit", request, pb.CommitResponse, timeout)
         return read_offsets(answer.offsets)

@@ -14,7 +14,8 @@ from liftenvelope.errors import (
     NoCursorError,
     OffsetOutOfRangeError,
 )
-from liftenvelope.group._topics import PartitionFeed, TopicSource, end_of, lists_of, newest_of
+from liftenvelope.group._sources import PartitionFeed, TopicSource, created_of, newest_of
+from liftenvelope.group._topics import end_of, lists_of, replaced
 from liftenvelope.group.assignors import TopicPartition
 
 __all__ = ["GroupMessage", "PartitionReader"]
@@ -57,6 +58,7 @@ class PartitionReader:
         key: Topic name and partition number.
         generation: Generation of the group.
         offset: Start offset; -1 if nothing was committed.
+        created_ns: Creation time of the stream that the offset belongs to, in ns since 1970; 0 if not known.
         auto_offset: Start in that case: ``"earliest"``, ``"latest"``, ``"new"``, or ``"error"``.
         limit: Messages to read ahead.
         on_ready: Called when a message can be taken.
@@ -65,6 +67,7 @@ class PartitionReader:
 
     Attributes:
         key: Topic name and partition number.
+        created_ns: Creation time of the stream that the position belongs to; 0 if not known.
         buffer: Messages read ahead, and the batch handed out last.
         rewound: The user sought, so the next commit may lower the committed offset.
         seeks: Number of seeks.
@@ -79,12 +82,14 @@ class PartitionReader:
         generation: int,
         offset: int,
         *,
+        created_ns: int = 0,
         auto_offset: str,
         limit: int,
         on_ready: Callable[[PartitionReader], None],
         on_begin: Callable[[PartitionReader, int | None], Awaitable[None]],
     ) -> None:
         self.key = key
+        self.created_ns = created_ns
         self._room = asyncio.Event()
         self.buffer = handout.PartitionBuffer(
             key, generation, offset if offset >= 0 else None, limit, GroupMessage, self._room.set
@@ -186,6 +191,7 @@ class PartitionReader:
         """Continue at another offset."""
         self.buffer.seek(offset)
         self.rewound, self.start_offset = True, None
+        self.created_ns = 0
         self.seeks += 1
         self._beyond_since = None
         if self._task is not None:
@@ -221,6 +227,7 @@ class PartitionReader:
             position = self.position
             if position is None:  # unless another call or a seek has set it meanwhile
                 position = self.start_offset = found
+                self.created_ns = created_of(self._source, self.key.partition)
                 self.buffer.seek(found)
         return position
 
@@ -268,15 +275,31 @@ class PartitionReader:
         self.start_offset, self._has_begun = None, True
         return offset
 
+    async def _check_stream(self) -> None:
+        """Check that messages come from the stream that the position belongs to.
+
+        Raises:
+            OffsetOutOfRangeError: The stream was deleted and created again, and reaches beyond the position.
+        """
+        topic, partition = self.key
+        created_ns = created_of(self._source, partition)
+        if created_ns > self.created_ns > 0:
+            _, end = await self._source.bounds(partition)
+            raise replaced(topic, partition, self.position or 0, end - 1)
+        self.created_ns = self.created_ns or created_ns
+
     async def _fill(self, feed: PartitionFeed) -> AsyncIterator[int]:
         """Put messages into the buffer and yield the last offset of each list."""
-        next_many, buffer = lists_of(feed), self.buffer
+        next_many, buffer, is_known = lists_of(feed), self.buffer, False
         while True:
             while not buffer.room:
                 self._room.clear()
                 buffer.wants_room = True
                 await self._room.wait()
             offsets, messages = await next_many(buffer.room)
+            if not is_known:
+                await self._check_stream()
+                is_known = True
             buffer.extend(offsets, messages)
             self._tell()
             yield offsets[-1]

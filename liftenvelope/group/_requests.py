@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.state import TopicSpec
@@ -40,12 +40,15 @@ class Registered:
         session_timeout: Seconds of silence after which the member is removed.
         rebalancing: The group is PREPARING, so the assignment is empty. The member must give its partitions
             back and register again, or has done so and must wait.
+        created_ns: Creation times of the streams that the offsets belong to, in ns since 1970, as far as they
+            are known.
     """
 
     generation: int
     assignment: dict[TopicPartition, int]
     session_timeout: float
     rebalancing: bool
+    created_ns: dict[TopicPartition, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +72,10 @@ class Commit:
         partition: The partition.
         offset: Offset to read next.
         rewind: The offset may be lower than the committed one, because the member sought back.
+        created_ns: Time when the stream of the partition was created, in ns since 1970; 0 if not known.
     """
 
     partition: TopicPartition
     offset: int
     rewind: bool = False
+    created_ns: int = 0

@@ -10,7 +10,7 @@ from liftenvelope._checks import require
 from liftenvelope._native import frames
 from liftenvelope.envelope import Message as LiftbridgeMessage
 from liftenvelope.group._pieces import Part
-from liftenvelope.group._topics import SourceMessage, content_of
+from liftenvelope.group._sources import SourceMessage, content_of
 from liftenvelope.jetstream import Message as JetStreamMessage
 from liftenvelope.jetstream.message import stored_times
 

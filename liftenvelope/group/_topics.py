@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeAlias
 
 from liftenvelope.errors import (
     GroupError,
@@ -20,16 +21,24 @@ from liftenvelope.errors import (
     UsageError,
     UsageTypeError,
 )
-from liftenvelope.group.bounds import Bounds, place_bounds
+from liftenvelope.group._sources import (
+    ListFeed,
+    PartitionFeed,
+    SourceMessage,
+    Taken,
+    TopicSource,
+    as_source_message,
+)
+from liftenvelope.group.bounds import Bounds, stream_bounds
 from liftenvelope.group.errors import GroupRequestError, GroupUnavailableError
 from liftenvelope.group.state import Place, TopicSpec, check_id
 from liftenvelope.jetstream import (
     DeliverPolicy,
     JetStream,
-    Message,
     OrderedConsumer,
     OrderedReset,
     PullEvent,
+    Stream,
 )
 from liftenvelope.jetstream.counting import at_sequence, count_from
 from liftenvelope.jetstream.errors import StreamReplacedError
@@ -38,86 +47,17 @@ from liftenvelope.jetstream.names import check_filter, check_stream_name
 __all__ = [
     "JetStreamTopic",
     "JetStreamTopicSource",
-    "ListFeed",
-    "NewestSource",
-    "PartitionFeed",
-    "SourceMessage",
-    "Taken",
     "Topic",
-    "TopicSource",
     "beyond_the_end",
-    "content_of",
     "end_of",
     "lists_of",
-    "newest_of",
+    "replaced",
     "source_bounds",
     "source_of",
     "spec_of",
 ]
 
-
-class SourceMessage(NamedTuple):
-    """A message of a partition.
-
-    Attributes:
-        offset: Offset of the message, higher than that of the previous message.
-        data: Payload.
-        message: Message object of the source.
-        size: Bytes that the message counts for ``prefetch_bytes``; 0 (default) for those of the payload.
-    """
-
-    offset: int
-    data: bytes
-    message: Any
-    size: int = 0
-
-
-class PartitionFeed(Protocol):
-    """Reads one partition in order. It survives lost connections, or raises an error."""
-
-    async def next(self) -> SourceMessage:
-        """Wait for the next message and return it.
-
-        Raises:
-            LiftEnvelopeError: The partition can't be read any more.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Stop reading."""
-        ...
-
-
-@runtime_checkable
-class ListFeed(PartitionFeed, Protocol):
-    """A feed that returns several messages at once, which costs less for each."""
-
-    async def next_many(self, limit: int) -> list[SourceMessage]:
-        """Wait for the next message; return it and those that need no waiting, at most ``limit``.
-
-        A cancelled call must not lose messages that a later call would skip.
-
-        Raises:
-            LiftEnvelopeError: As for :meth:`next`.
-        """
-        ...
-
-
-class Taken(NamedTuple):
-    """Messages of a partition in two lists, without an object of their own for each.
-
-    Attributes:
-        offsets: Offsets, in increasing order.
-        messages: Messages of JetStream as they are, and those of other sources as :class:`SourceMessage`.
-    """
-
-    offsets: list[int]
-    messages: list[Any]
-
-
-def content_of(one: Message | SourceMessage) -> tuple[bytes, Any]:
-    """Return the payload and the message object of the source."""
-    return (one.data, one.message) if isinstance(one, SourceMessage) else (one.data, one)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def lists_of(feed: PartitionFeed) -> Callable[[int], Awaitable[Taken]]:
@@ -127,58 +67,9 @@ def lists_of(feed: PartitionFeed) -> Callable[[int], Awaitable[Taken]]:
 
     async def taken(limit: int) -> Taken:
         messages = await feed.next_many(limit) if isinstance(feed, ListFeed) else [await feed.next()]
-        return Taken([one.offset for one in messages], [_as_source_message(one) for one in messages])
+        return Taken([one.offset for one in messages], [as_source_message(one) for one in messages])
 
     return taken
-
-
-def _as_source_message(one: Any) -> SourceMessage:
-    """Return a message of a source with classes of its own as one of ours."""
-    return one if isinstance(one, SourceMessage) else SourceMessage(one.offset, one.data, one)
-
-
-@runtime_checkable
-class TopicSource(Protocol):
-    """A topic that a group can read."""
-
-    @property
-    def spec(self) -> TopicSpec:
-        """Name and partitions of the topic; without places if coordinators can't read it."""
-        ...
-
-    async def bounds(self, partition: int) -> tuple[int, int]:
-        """Return the oldest offset of a partition, and the offset of its next message, or a lower one."""
-        ...
-
-    async def lag(self, partition: int, offset: int) -> int:
-        """Return the number of messages in a partition from an offset on."""
-        ...
-
-    async def open(self, partition: int, offset: int) -> PartitionFeed:
-        """Read a partition from an offset on, or from the oldest one if that offset is gone.
-
-        If the offset is beyond the end of the partition, this method or the feed should raise
-        :class:`liftenvelope.errors.OffsetOutOfRangeError`. Otherwise new messages below the offset would be
-        skipped.
-        """
-        ...
-
-
-@runtime_checkable
-class NewestSource(TopicSource, Protocol):
-    """A topic whose offsets have gaps, so that only its source knows its newest message."""
-
-    async def newest(self, partition: int) -> int:
-        """Return the offset of a partition's newest message, or of its next one if the partition is empty."""
-        ...
-
-
-async def newest_of(source: TopicSource, partition: int) -> int:
-    """Return the offset of a partition's newest message, or of its next one if the partition is empty."""
-    if isinstance(source, NewestSource):
-        return await source.newest(partition)
-    oldest, end = await source.bounds(partition)
-    return max(end - 1, oldest)
 
 
 async def end_of(source: TopicSource, partition: int) -> int:
@@ -297,6 +188,8 @@ class JetStreamTopicSource:
         self._js = js
         self._topic = topic
         self._prefetch = prefetch
+        #: Creation times of the streams in ns since 1970, by stream, as last heard of.
+        self._created: dict[str, int] = {}
         #: Requests for the ends of streams, by stream.
         self._ends: dict[str, asyncio.Task[int]] = {}
 
@@ -307,7 +200,20 @@ class JetStreamTopicSource:
 
     async def bounds(self, partition: int) -> tuple[int, int]:
         """Return the oldest offset of a partition, and the end of its stream."""
-        return await place_bounds(self._js, self._topic.places[partition])
+        place = self._topic.places[partition]
+        return await stream_bounds(await self._stream(place.stream), place.subject)
+
+    async def _stream(self, name: str) -> Stream:
+        """Look a stream up, and note when it was created."""
+        stream = await self._js.stream(name)
+        created = stream.cached_info.created
+        if created is not None:
+            self._created[name] = (created - _EPOCH) // timedelta(microseconds=1) * 1_000
+        return stream
+
+    def created_ns(self, partition: int, /) -> int:
+        """Return when the stream of a partition was created, in ns since 1970; 0 before it was looked up."""
+        return self._created.get(self._topic.places[partition].stream, 0)
 
     async def end(self, partition: int) -> int:
         """Return the end of a partition's stream. Partitions that start together share one request."""
@@ -319,7 +225,7 @@ class JetStreamTopicSource:
         return await asyncio.shield(task)
 
     async def _find_end(self, stream: str) -> int:
-        return (await self._js.stream(stream)).cached_info.state.last_seq
+        return (await self._stream(stream)).cached_info.state.last_seq
 
     def _found_end(self, stream: str, task: asyncio.Task[int]) -> None:
         del self._ends[stream]
@@ -329,7 +235,7 @@ class JetStreamTopicSource:
     async def newest(self, partition: int) -> int:
         """Return the offset of a partition's newest message, or the end of its stream."""
         place = self._topic.places[partition]
-        stream = await self._js.stream(place.stream)
+        stream = await self._stream(place.stream)
         try:
             message = await stream.get_message(last_by_subject=place.subject or ">", direct=False)
         except MessageNotFoundError:
@@ -339,7 +245,7 @@ class JetStreamTopicSource:
     async def lag(self, partition: int, offset: int) -> int:
         """Return the number of messages in a partition from an offset on, as JetStream counts them."""
         place = self._topic.places[partition]
-        stream = await self._js.stream(place.stream)
+        stream = await self._stream(place.stream)
         return await count_from(stream, at_sequence(offset + 1), (place.subject,) if place.subject else ())
 
     async def open(self, partition: int, offset: int) -> JetStreamFeed:
@@ -349,7 +255,7 @@ class JetStreamTopicSource:
             OffsetOutOfRangeError: The stream ends before the offset: it was recreated, or has lost messages.
         """
         place = self._topic.places[partition]
-        stream = await self._js.stream(place.stream)
+        stream = await self._stream(place.stream)
         end = stream.cached_info.state.last_seq
         if offset > end:
             raise beyond_the_end(place.stream, partition, offset, end - 1)
@@ -429,6 +335,18 @@ def beyond_the_end(stream: str, partition: int, offset: int, newest: int) -> Off
         f"the group is at offset {offset} of {stream}[{partition}], which ends at {newest}: the stream "
         "has lost messages, or was recreated; rewind the group",
         stream,
+        partition,
+        offset,
+        newest,
+    )
+
+
+def replaced(topic: str, partition: int, offset: int, newest: int) -> OffsetOutOfRangeError:
+    """Return the error for a group whose offset belongs to an earlier stream of the same name."""
+    return OffsetOutOfRangeError(
+        f"the group is at offset {offset} of an earlier stream of {topic}[{partition}], which was deleted "
+        f"and created again, and ends at {newest} now; rewind the group",
+        topic,
         partition,
         offset,
         newest,

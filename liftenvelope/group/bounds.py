@@ -14,32 +14,34 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.group.errors import GroupRequestError, GroupUnavailableError
-from liftenvelope.group.state import Place, TopicSpec
+from liftenvelope.group.state import TopicSpec
 from liftenvelope.jetstream import JetStream, Stream
 
-__all__ = ["Bounds", "clamped", "jetstream_bounds", "place_bounds"]
+__all__ = ["Bounds", "clamped", "jetstream_bounds", "stream_bounds"]
 
 #: Returns the oldest offset of a topic's partition, and the offset of its next message.
 Bounds: TypeAlias = Callable[[TopicSpec, int], Awaitable[tuple[int, int]]]
 _ANY: tuple[int, int] = (0, 2**63 - 1)
 
 
-async def place_bounds(js: JetStream, place: Place) -> tuple[int, int]:
-    """Return the oldest offset of a place, and the offset after the newest message of its stream.
+async def stream_bounds(stream: Stream, subject: str) -> tuple[int, int]:
+    """Return the oldest offset of a subject, and the offset after the newest message of its stream.
 
     An offset is the stream sequence minus one, as in the gateway.
 
+    Args:
+        stream: The stream, which was just looked up.
+        subject: The subject; empty for the whole stream.
+
     Raises:
-        StreamNotFoundError: The stream does not exist.
         JetStreamError, CallTimeoutError, TransportError: The bounds could not be read.
     """
-    stream: Stream = await js.stream(place.stream)
     state = stream.cached_info.state
     end = state.last_seq
-    if not place.subject:
+    if not subject:
         return max(min(state.first_seq - 1, end), 0), end
     try:
-        first = await stream.get_message(1, next_by_subject=place.subject, direct=False)
+        first = await stream.get_message(1, next_by_subject=subject, direct=False)
     except MessageNotFoundError:
         return end, end
     return first.sequence - 1, max(end, first.sequence)
@@ -52,7 +54,8 @@ def jetstream_bounds(js: JetStream) -> Bounds:
         if not spec.places:
             return _ANY
         try:
-            return await place_bounds(js, spec.places[partition])
+            place = spec.places[partition]
+            return await stream_bounds(await js.stream(place.stream), place.subject)
         except StreamNotFoundError as exc:
             raise GroupRequestError(f"topic {spec.name!r}: {exc.description}") from exc
         except UsageError as exc:  # a coordinator looks at places only when it needs them

@@ -245,7 +245,9 @@ class Group:
     def _registered(self, member: MemberState) -> Registered:
         rebalancing = self.state.phase is Phase.PREPARING
         assignment = {} if rebalancing else self.assignment_of(member.consumer_id)
-        return Registered(member.generation, assignment, member.session_timeout, rebalancing)
+        known = self.state.created_ns
+        created_ns = {partition: known[partition] for partition in assignment if partition in known}
+        return Registered(member.generation, assignment, member.session_timeout, rebalancing, created_ns)
 
     def assignment_of(self, consumer_id: str) -> dict[TopicPartition, int]:
         """Return a member's partitions, each with its start offset, -1 where nothing was committed.
@@ -406,8 +408,13 @@ class Group:
 
     def _commit(self, commit: Commit) -> int:
         stored = self.state.offsets.get(commit.partition, -1)
+        if commit.partition in self.state.rewound:
+            return stored
+        if commit.created_ns and commit.created_ns != self.state.created_ns.get(commit.partition):
+            self.state.created_ns[commit.partition] = commit.created_ns
+            self.changed = True
         is_wanted = commit.offset > stored or (commit.rewind and commit.offset != stored)
-        if not is_wanted or commit.partition in self.state.rewound:
+        if not is_wanted:
             return stored
         self.state.offsets[commit.partition] = commit.offset
         if stored < 0 or commit.offset < stored:
@@ -452,6 +459,8 @@ class Group:
         if not offsets:
             return
         self.state.offsets.update(offsets)
+        for partition in offsets:
+            self.state.created_ns.pop(partition, None)  # whoever rewinds means the stream of today
         self.changed = True
         assigned = {p for member in self.state.members.values() for p in member.assignment}
         if touched := assigned & offsets.keys():
@@ -472,6 +481,7 @@ class Group:
             self.state.topics[name] = check_topics([spec])[name]
         for partition in [p for p in self.state.offsets if not self.state.knows(p)]:
             del self.state.offsets[partition]
+            self.state.created_ns.pop(partition, None)
         self.changed = True
         if any(name in member.topics for member in self.state.members.values()):
             self._begin_change()

@@ -118,6 +118,8 @@ class GroupState:
         phase: Phase of the group.
         members: Members by consumer id.
         offsets: Offset to read next, of each partition with a commit.
+        created_ns: Creation times of the streams that these offsets belong to, in ns since 1970, as far as
+            members have told.
         rewound: Partitions that were rewound since the last assignment; their commits are ignored.
         controller_id: Id of the controller, a coordinator.
         controller_incarnation: Incarnation of that coordinator.
@@ -135,6 +137,7 @@ class GroupState:
     phase: Phase = Phase.EMPTY
     members: dict[str, MemberState] = field(default_factory=dict)
     offsets: dict[TopicPartition, int] = field(default_factory=dict)
+    created_ns: dict[TopicPartition, int] = field(default_factory=dict)
     rewound: set[TopicPartition] = field(default_factory=set)
     controller_id: str = ""
     controller_incarnation: str = ""

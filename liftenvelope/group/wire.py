@@ -16,6 +16,7 @@ from liftenvelope.group.membership import Commit, Registered, Registration
 from liftenvelope.group.state import MAX_PARTITIONS, GroupState, MemberState, Phase, Place, TopicSpec
 
 __all__ = [
+    "commit_messages",
     "decode_group",
     "decode_offsets",
     "encode_group",
@@ -26,6 +27,7 @@ __all__ = [
     "offset_messages",
     "raise_for",
     "read_commits",
+    "read_created",
     "read_offsets",
     "read_registration",
     "read_topics",
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 _MS: Final = 1_000
+_NOTHING: Final[Mapping[TopicPartition, int]] = {}
 #: Most lists of topics that are kept after decoding. The largest one takes about 2 MB.
 _TOPICS_KEPT: Final = 8
 #: Most topics and places of a list that is kept. Larger ones are refused, and decoding multiplies their size.
@@ -118,9 +121,31 @@ def read_offsets(offsets: Iterable[pb.PartitionOffset]) -> dict[TopicPartition, 
     }
 
 
+def read_created(offsets: Iterable[pb.PartitionOffset]) -> dict[TopicPartition, int]:
+    """Decode the creation times of the streams that offsets belong to, as far as they are known."""
+    return {TopicPartition(one.topic, one.partition): one.created_ns for one in offsets if one.created_ns}
+
+
+def commit_messages(commits: Iterable[Commit]) -> list[pb.PartitionOffset]:
+    """Encode commits."""
+    return [
+        pb.PartitionOffset(
+            topic=one.partition.topic,
+            partition=one.partition.partition,
+            offset=one.offset,
+            rewind=one.rewind,
+            created_ns=one.created_ns,
+        )
+        for one in commits
+    ]
+
+
 def read_commits(offsets: Iterable[pb.PartitionOffset]) -> list[Commit]:
-    """Decode commits."""
-    return [Commit(TopicPartition(one.topic, one.partition), one.offset, one.rewind) for one in offsets]
+    """Decode what :func:`commit_messages` encodes."""
+    return [
+        Commit(TopicPartition(one.topic, one.partition), one.offset, one.rewind, one.created_ns)
+        for one in offsets
+    ]
 
 
 # Members
@@ -139,9 +164,12 @@ def read_registration(request: pb.RegisterConsumerRequest) -> Registration:
 
 def registered_message(registered: Registered) -> pb.RegisterConsumerResponse:
     """Encode the answer to a registration."""
+    partitions = offset_messages(registered.assignment)
+    for one, partition in zip(partitions, registered.assignment, strict=True):
+        one.created_ns = registered.created_ns.get(partition, 0)
     answer = pb.RegisterConsumerResponse(
         generation=registered.generation,
-        partitions=offset_messages(registered.assignment),
+        partitions=partitions,
         session_timeout_ms=_ms(registered.session_timeout),
     )
     if registered.rebalancing:
@@ -202,18 +230,28 @@ def encode_group(state: GroupState, topics: bytes | None = None) -> bytes:
         controller_id=state.controller_id,
         controller_incarnation=state.controller_incarnation,
         rewound=[pb.TopicPartition(topic=t, partition=p) for t, p in sorted(state.rewound)],
-        offsets=_offsets_records(state.offsets),
+        offsets=_offsets_records(state.offsets, state.created_ns),
         offsets_revision=state.offsets_revision,
     )
     # Messages that stand one after the other are merged when they are decoded.
     return record.SerializeToString() + (topics or encode_topics(state.topics.values()))
 
 
-def _offsets_records(offsets: Mapping[TopicPartition, int]) -> list[pb.OffsetsRecord]:
+def _offsets_records(
+    offsets: Mapping[TopicPartition, int], created_ns: Mapping[TopicPartition, int] = _NOTHING
+) -> list[pb.OffsetsRecord]:
+    created = _by_topic(created_ns)
+    return [
+        pb.OffsetsRecord(topic=topic, offsets=of_topic, created_ns=created.get(topic))
+        for topic, of_topic in _by_topic(offsets).items()
+    ]
+
+
+def _by_topic(numbers: Mapping[TopicPartition, int]) -> dict[str, dict[int, int]]:
     by_topic: dict[str, dict[int, int]] = {}
-    for (topic, partition), offset in offsets.items():
-        by_topic.setdefault(topic, {})[partition] = offset
-    return [pb.OffsetsRecord(topic=t, offsets=of_topic) for t, of_topic in by_topic.items()]
+    for (topic, partition), number in numbers.items():
+        by_topic.setdefault(topic, {})[partition] = number
+    return by_topic
 
 
 def _read_offsets_records(records: Iterable[pb.OffsetsRecord]) -> dict[TopicPartition, int]:
@@ -221,6 +259,14 @@ def _read_offsets_records(records: Iterable[pb.OffsetsRecord]) -> dict[TopicPart
         TopicPartition(one.topic, partition): offset
         for one in records
         for partition, offset in one.offsets.items()
+    }
+
+
+def _read_created_records(records: Iterable[pb.OffsetsRecord]) -> dict[TopicPartition, int]:
+    return {
+        TopicPartition(one.topic, partition): created_ns
+        for one in records
+        for partition, created_ns in one.created_ns.items()
     }
 
 
@@ -278,6 +324,7 @@ def decode_group(data: bytes) -> GroupState:
         phase=phase,
         members={member.consumer_id: _member_state(member) for member in record.members},
         offsets=_read_offsets_records(record.offsets),
+        created_ns=_read_created_records(record.offsets),
         rewound={TopicPartition(one.topic, one.partition) for one in record.rewound},
         controller_id=record.controller_id,
         controller_incarnation=record.controller_incarnation,

@@ -227,6 +227,25 @@ async def test_a_stream_that_is_deleted_ends_it(world: World) -> None:
         assert await take(consumer, 1) == [b"y"]
 
 
+async def test_a_stream_that_was_created_again_and_has_outgrown_the_offset(world: World) -> None:
+    topic = await world.create(1, *[b"x"] * 4)
+    async with world.consumer(topic, auto_commit_interval=None) as consumer:
+        await take(consumer, 4)
+        await consumer.commit()
+    await world.client.delete_stream(world.name)
+    messages = [b"%d" % number for number in range(8)]
+    topic = await world.create(1, *messages)
+    if world.is_gateway:
+        await world.until_committed(-1)
+    else:
+        async with world.consumer(topic) as consumer:
+            with pytest.raises(OffsetOutOfRangeError, match=r"earlier stream .* rewind the group"):
+                await take(consumer, 1)
+        await GroupClient(world.nc, timeout=PATIENCE).rewind(world.name, {(world.name, 0): 0})
+    async with world.consumer(topic) as consumer:
+        assert await take(consumer, 8) == messages
+
+
 async def test_a_client_that_is_closed_ends_it(world: World) -> None:
     await world.create(1, b"0")
     addresses = world.client._context.options.addresses

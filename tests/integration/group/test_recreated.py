@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from nats.aio.client import Client
 
 from liftenvelope.errors import NoCursorError, OffsetOutOfRangeError
 from liftenvelope.group import GroupConsumer, GroupMessage
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect
 
-from .play import PATIENCE, Play, eventually, take
+from .play import LONG, PATIENCE, Play, coordinator, eventually, take
 
 
 async def delete_consumers(play: Play) -> None:
@@ -114,6 +115,83 @@ async def test_seek_cures_the_sought_partition_alone(play: Play, behind: GroupCo
     await eventually(lambda: len(behind._failures) == 4)
     behind.seek(play.name, 0, 0)
     await refused(behind)
+
+
+async def outgrown(play: Play) -> None:
+    """Create the stream again, with more messages than the group has read."""
+    await play.js.delete_stream(play.name)
+    await play.create()
+    play.published.clear()
+    await play.publish(16)
+
+
+async def read_all(play: Play, count: int) -> None:
+    async with play.consumer("a") as consumer:
+        await take(consumer, count)
+        await consumer.commit()
+
+
+@pytest.mark.parametrize("is_rewound", [True, False])
+async def test_stream_that_has_outgrown_the_offsets_is_not_read_from_the_middle(
+    play: Play, is_rewound: bool
+) -> None:
+    await play.publish(8)
+    await read_all(play, 8)
+    await outgrown(play)
+    async with play.consumer("b") as consumer:
+        with pytest.raises(
+            OffsetOutOfRangeError, match=r"earlier stream .* created again.* rewind"
+        ) as caught:
+            await take(consumer, 1)
+        assert (caught.value.stream, caught.value.newest) == (play.name, 15)
+        if is_rewound:
+            await play.client.rewind(play.name, {(play.name, number): 0 for number in range(4)})
+        else:
+            for number in range(4):
+                consumer.seek(play.name, number, 0)
+        assert set(await take(consumer, 16)) == play.published
+        await consumer.commit()
+    await play.publish(4)
+    async with play.consumer("c") as consumer:
+        assert set(await take(consumer, 4)) == {b"%d" % number for number in range(16, 20)}
+
+
+async def test_start_of_a_group_that_read_nothing_is_not_taken_for_one_of_another_stream(play: Play) -> None:
+    await play.publish(8)
+    async with play.consumer("a", auto_offset="new"):
+        pass
+    await outgrown(play)
+    async with play.consumer("b") as consumer:
+        with pytest.raises(OffsetOutOfRangeError, match="earlier stream"):
+            await take(consumer, 1)
+
+
+async def test_member_that_reads_notices_a_stream_that_outgrows_its_position(
+    play: Play, jetstream_server: NatsServer
+) -> None:
+    await play.publish(8)
+    with FaultProxy(jetstream_server.url) as proxy:
+        nc = await connect(f"nats://{proxy.address}")
+        async with play.consumer("a", nc=nc) as consumer:
+            await take(consumer, 8)
+            await consumer.commit()
+            proxy.stall()
+            await outgrown(play)
+            proxy.resume()
+            with pytest.raises(OffsetOutOfRangeError, match="earlier stream"):
+                await take(consumer, 1)
+        await nc.close()
+
+
+async def test_offsets_of_another_stream_are_recognized_after_a_takeover(nc: Client, name: str) -> None:
+    play = await Play(nc, name, session=LONG).create()
+    await play.publish(8)
+    async with coordinator(nc, lease=LONG):
+        await read_all(play, 8)
+    await outgrown(play)
+    async with coordinator(nc, lease=LONG), play.consumer("b") as consumer:
+        with pytest.raises(OffsetOutOfRangeError, match="earlier stream"):
+            await take(consumer, 1)
 
 
 async def test_group_without_an_offset_is_read_after_a_rewind(play: Play) -> None:

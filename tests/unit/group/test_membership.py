@@ -340,6 +340,25 @@ class TestOffsets:
         assert register(group, "a", 1.0, generation=1).assignment[P[0]] == 2
         assert group.commit("a", 2, [Commit(P[0], 6)]) == {P[0]: 6}
 
+    def test_creation_time_of_the_stream_stays_with_the_offset_until_a_rewind(self) -> None:
+        group = stable("a")
+        group.commit("a", 1, [Commit(P[0], 5, created_ns=100), Commit(P[1], 5)])
+        assert not group.only_commits  # it is part of the record alone
+        assert register(group, "a").created_ns == {P[0]: 100}
+        group.changed = False
+        group.commit("a", 1, [Commit(P[0], 6, created_ns=100), Commit(P[0], 7)])
+        assert group.only_commits
+        assert group.commit("a", 1, [Commit(P[1], 5, created_ns=200)]) == {P[1]: 5}
+        assert register(group, "a").created_ns == {P[0]: 100, P[1]: 200}
+        group.rewind({P[0]: 2})
+        group.commit("a", 1, [Commit(P[0], 8, created_ns=100)])  # of before
+        settle(group)
+        assert register(group, "a").created_ns == {P[1]: 200}
+        group.commit("a", 2, [Commit(P[0], 3, created_ns=300)])
+        assert register(group, "a").created_ns == {P[0]: 300, P[1]: 200}
+        group.set_topic("t", None)
+        assert group.state.created_ns == {}
+
     def test_a_rewind_of_what_nobody_has_disturbs_nobody(self) -> None:
         group = make(topics={"t": TOPIC})
         group.rewind({P[0]: 2})

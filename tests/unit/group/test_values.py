@@ -64,8 +64,9 @@ GROUPS = st.builds(
 
 
 class TestWire:
-    @given(GROUPS)
-    def test_groups_survive_being_stored(self, state: GroupState) -> None:
+    @given(GROUPS, st.integers(1, 2**63 - 1))
+    def test_groups_survive_being_stored(self, state: GroupState, created_ns: int) -> None:
+        state.created_ns = dict.fromkeys(list(state.offsets)[::2], created_ns)
         assert decode_group(encode_group(state)) == state
 
     @given(st.dictionaries(PARTITIONS, st.integers(0, 2**63 - 1), max_size=4))
