@@ -40,6 +40,7 @@ from liftenvelope.jetstream import (
     PullEvent,
     Stream,
 )
+from liftenvelope.jetstream.api import DEFAULT_PREFIX
 from liftenvelope.jetstream.counting import at_sequence, count_from
 from liftenvelope.jetstream.errors import StreamReplacedError
 from liftenvelope.jetstream.names import check_filter, check_stream_name
@@ -174,6 +175,9 @@ Topic: TypeAlias = JetStreamTopic | TopicSource
 class JetStreamTopicSource:
     """Reads a :class:`JetStreamTopic` through a connection.
 
+    A consumer makes one for each of its topics, in the JetStream domain of its own server. Make one to read a
+    topic of another domain.
+
     Args:
         js: JetStream.
         topic: The topic.
@@ -195,8 +199,9 @@ class JetStreamTopicSource:
 
     @property
     def spec(self) -> TopicSpec:
-        """Description of the topic for coordinators."""
-        return self._topic.spec
+        """Description of the topic for coordinators; without places if they are in another domain."""
+        spec = self._topic.spec
+        return spec if self._js.api.prefix == DEFAULT_PREFIX else TopicSpec(spec.name, spec.partitions)
 
     async def bounds(self, partition: int) -> tuple[int, int]:
         """Return the oldest offset of a partition, and the end of its stream."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,32 +16,18 @@ from liftenvelope.errors import IncorrectOffsetError, NoJetStreamError, UsageErr
 from liftenvelope.gateway import Gateway
 from liftenvelope.gateway._publishing.session import PublishSession
 from liftenvelope.jetstream import JetStream
-from liftenvelope.testing import NatsServer, run_nats_server
-from liftenvelope.testing._ports import free_port
+from liftenvelope.testing import NatsServer
 from tests.conformance.actions import eventually, fill, read, take
 from tests.handled import handled
 from tests.integration.conftest import connect
+from tests.integration.domains import hub_and_leaf
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NatsServer, NatsServer]]:
-    """A hub, and a leaf node of it; both have JetStream, each in a domain of its own."""
-    folder, port = tmp_path_factory.mktemp("domains"), free_port()
-
-    def jetstream(domain: str) -> dict[str, str]:
-        return {"domain": domain, "store_dir": str(Path(folder, domain))}
-
-    listening = {"listen": f"127.0.0.1:{port}"}
-    remote = {"remotes": [{"url": f"nats://127.0.0.1:{port}"}]}
-    with (
-        run_nats_server(
-            jetstream=True, config={"server_name": "h", "jetstream": jetstream("hub"), "leafnodes": listening}
-        ) as hub,
-        run_nats_server(
-            jetstream=True, config={"server_name": "l", "jetstream": jetstream("leaf"), "leafnodes": remote}
-        ) as leaf,
-    ):
-        yield hub, leaf
+    """A hub, and a leaf node of it."""
+    with hub_and_leaf(tmp_path_factory.mktemp("domains")) as both:
+        yield both
 
 
 @pytest.fixture
