@@ -63,6 +63,7 @@ from liftenvelope.group.events import (
     LeaveFailed,
     MemberExpired,
     MemberFenced,
+    PartitionRefused,
     PartitionUnknown,
 )
 from liftenvelope.group.state import Phase, Place, TopicSpec
@@ -110,6 +111,7 @@ __all__ = [
     "NotAssignedError",
     "NotControllerError",
     "PartitionFeed",
+    "PartitionRefused",
     "PartitionUnknown",
     "PartitionsCallback",
     "Phase",

@@ -30,7 +30,7 @@ from liftenvelope._deadlines import Deadline
 from liftenvelope._native import handout
 from liftenvelope.consumers.locks import holding
 from liftenvelope.consumers.shell import ConsumerShell, stop
-from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
+from liftenvelope.errors import CallTimeoutError, GroupError, LiftEnvelopeError, TransportError
 from liftenvelope.group._member import Assigned, GiveBack, GroupMember, Lost, creation_of
 from liftenvelope.group._reader import GroupMessage, PartitionReader
 from liftenvelope.group._requests import Commit
@@ -40,7 +40,7 @@ from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.clock import time_since_boot
 from liftenvelope.group.errors import MemberFencedError, NotAssignedError, StaleGenerationError
-from liftenvelope.group.events import CommitFailed, PartitionUnknown
+from liftenvelope.group.events import CommitFailed, PartitionRefused, PartitionUnknown
 from liftenvelope.jetstream import JetStream
 from liftenvelope.nats.link import Link
 
@@ -191,12 +191,16 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
             auto_offset=self._options.auto_offset,
             limit=self._options.prefetch,
             on_ready=self._has_messages,
+            on_refused=self._is_refused,
             on_begin=self._begins,
         )
 
     def _has_messages(self, reader: PartitionReader) -> None:
         self._hand.add(reader.buffer)
         self._wake.set()
+
+    def _is_refused(self, reader: PartitionReader, error: LiftEnvelopeError) -> None:
+        self._options.notify(PartitionRefused(self._group, self._consumer_id, *reader.key, error))
 
     def _interrupt(self) -> None:
         self._hand.until = 0.0

@@ -19,6 +19,7 @@ from liftenvelope.group.events import (
     LeaveFailed,
     MemberExpired,
     MemberFenced,
+    PartitionRefused,
     PartitionUnknown,
     warn,
 )
@@ -57,6 +58,10 @@ _LINES: Final[Mapping[type, tuple[int, str]]] = {
     LeaveFailed: (
         logging.WARNING,
         "group %(group)s: %(consumer_id)s could not leave, and expires instead: %(error)s",
+    ),
+    PartitionRefused: (
+        logging.WARNING,
+        "group %(group)s: %(consumer_id)s can't read %(topic)s[%(partition)d], retrying: %(error)s",
     ),
     PartitionUnknown: (
         logging.WARNING,

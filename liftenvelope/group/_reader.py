@@ -13,6 +13,7 @@ from liftenvelope.errors import (
     LiftEnvelopeError,
     NoCursorError,
     OffsetOutOfRangeError,
+    ResourcesExceededError,
 )
 from liftenvelope.group._sources import PartitionFeed, TopicSource, created_of, newest_of
 from liftenvelope.group._topics import end_of, lists_of, replaced
@@ -20,8 +21,13 @@ from liftenvelope.group.assignors import TopicPartition
 
 __all__ = ["GroupMessage", "PartitionReader"]
 
-#: Seconds for which the committed offset must appear beyond the end before that is reported as an error.
-_CERTAIN: Final = 3.0
+#: Errors that may go away by themselves, and the seconds for which they must last before they are raised. A
+#: server that has just become the partition's leader may not know all of its messages yet. JetStream removes
+#: the consumers of a killed member after five minutes; until then, the limit of consumers may be reached.
+_CERTAIN: Final[tuple[tuple[type[LiftEnvelopeError], float], ...]] = (
+    (OffsetOutOfRangeError, 3.0),
+    (ResourcesExceededError, 330.0),
+)
 
 
 class GroupMessage(NamedTuple):
@@ -62,6 +68,8 @@ class PartitionReader:
         auto_offset: Start in that case: ``"earliest"``, ``"latest"``, ``"new"``, or ``"error"``.
         limit: Messages to read ahead.
         on_ready: Called when a message can be taken.
+        on_refused: Called with the error when JetStream first refuses a consumer for lack of resources. The
+            reader retries.
         on_begin: Awaited with the start before anything is read. A start that is not None must be committed
             first, so that the next member starts there too, even if this one dies at once.
 
@@ -86,6 +94,7 @@ class PartitionReader:
         auto_offset: str,
         limit: int,
         on_ready: Callable[[PartitionReader], None],
+        on_refused: Callable[[PartitionReader, LiftEnvelopeError], None],
         on_begin: Callable[[PartitionReader, int | None], Awaitable[None]],
     ) -> None:
         self.key = key
@@ -101,11 +110,12 @@ class PartitionReader:
         self._source = source
         self._auto_offset = auto_offset
         self._on_ready = on_ready
+        self._on_refused = on_refused
         self._on_begin = on_begin
         #: True once the start is known and committed, so that messages go into the buffer.
         self._has_begun = False
-        #: Time since which the partition appears to end before the offset to read.
-        self._beyond_since: float | None = None
+        #: Time of the first of the errors in a row that may go away by themselves.
+        self._failing_since: float | None = None
         self._task: asyncio.Task[None] | None = None
         self._on_done: Callable[[asyncio.Task[None]], None] | None = None
 
@@ -193,7 +203,7 @@ class PartitionReader:
         self.rewound, self.start_offset = True, None
         self.created_ns = 0
         self.seeks += 1
-        self._beyond_since = None
+        self._failing_since = None
         if self._task is not None:
             # The old task can't add messages any more: it is cancelled before it runs again.
             self._task.cancel()
@@ -248,7 +258,7 @@ class PartitionReader:
                 feed = await self._source.open(self.key.partition, read_from)
                 try:
                     async for offset in self._fill(feed):
-                        read_from, self._beyond_since = offset + 1, None
+                        read_from, self._failing_since = offset + 1, None
                         backoff.reset()
                 finally:
                     await feed.close()
@@ -259,14 +269,15 @@ class PartitionReader:
 
     def _check_passing(self, error: LiftEnvelopeError) -> None:
         """Raise an error that does not go away by itself; return for one that a retry can cure."""
-        if isinstance(error, OffsetOutOfRangeError):
-            # A server that has just become the partition's leader may not know all of its messages yet.
-            now = asyncio.get_running_loop().time()
-            self._beyond_since = now if self._beyond_since is None else self._beyond_since
-            is_passing = now - self._beyond_since < _CERTAIN
-        else:
-            is_passing = error.retriable or isinstance(error, FencedError)
-        if not is_passing:
+        if error.retriable or isinstance(error, FencedError):
+            return
+        certain = next((seconds for kind, seconds in _CERTAIN if isinstance(error, kind)), 0.0)
+        now = asyncio.get_running_loop().time()
+        if self._failing_since is None:
+            self._failing_since = now
+            if isinstance(error, ResourcesExceededError):
+                self._on_refused(self, error)
+        if now - self._failing_since >= certain:
             raise error
 
     async def _begin_for_good(self) -> int:

@@ -161,6 +161,25 @@ class PartitionUnknown:
     partition: int
 
 
+@dataclass(frozen=True, slots=True)
+class PartitionRefused:
+    """JetStream has no resources to read a partition. The consumer retries for some minutes.
+
+    Attributes:
+        group: Name of the group.
+        consumer_id: Id of the consumer.
+        topic: Name of the topic.
+        partition: Number of the partition.
+        error: Error of JetStream.
+    """
+
+    group: str
+    consumer_id: str
+    topic: str
+    partition: int
+    error: Exception
+
+
 GroupEvent: TypeAlias = (
     AssignorFailed
     | LeaseLost
@@ -170,6 +189,7 @@ GroupEvent: TypeAlias = (
     | MemberFenced
     | CommitFailed
     | LeaveFailed
+    | PartitionRefused
     | PartitionUnknown
 )
 #: Called from the event loop; it must not block.

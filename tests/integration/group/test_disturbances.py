@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
-from liftenvelope.errors import CallTimeoutError
+from liftenvelope.errors import CallTimeoutError, ResourcesExceededError
 from liftenvelope.group import (
     GroupClient,
     GroupConsumer,
@@ -17,8 +17,10 @@ from liftenvelope.group import (
     GroupLimitError,
     JetStreamTopic,
     LeaseLost,
+    PartitionRefused,
     TopicPartition,
 )
+from liftenvelope.jetstream import ConsumerConfig, StreamConfig
 from liftenvelope.testing import run_nats_server
 from tests.integration.conftest import connect
 
@@ -40,6 +42,23 @@ async def test_registration_that_is_too_large_ends_no_other_member(name: str) ->
                     assert len(await take(consumer, 4)) == 4, number
         await nc.close()
         await other.close()
+
+
+async def test_member_waits_for_the_consumers_of_another_one_at_the_limit_of_the_stream(play: Play) -> None:
+    """The consumers of a killed member stay for five minutes: here, one stays until it is deleted."""
+    stream = await play.js.update_stream(
+        StreamConfig(name=play.name, subjects=(f"{play.name}.*",), max_consumers=4)
+    )
+    await stream.create_consumer(ConsumerConfig(name="left"))
+    await play.publish(8)
+    events: list[GroupEvent] = []
+    async with play.consumer("a", on_event=events.append) as consumer:
+        refused = await take(consumer, 6)
+        [event] = [event for event in events if isinstance(event, PartitionRefused)]
+        assert isinstance(event.error, ResourcesExceededError)
+        assert (event.group, event.consumer_id, event.topic) == (play.name, "a", play.name)
+        await stream.delete_consumer("left")
+        assert {*refused, *await take(consumer, 2)} == play.published
 
 
 async def test_second_seek_during_a_commit_still_rewinds(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,7 @@ def reader_of(topic: Any, offset: int, generation: int = 1, limit: int = 4) -> P
         auto_offset="earliest",
         limit=limit,
         on_ready=lambda _: None,
+        on_refused=lambda _, __: None,
         on_begin=kept,
     )
 
