@@ -428,9 +428,9 @@ cdef class PublishPipe:
         self.routes[name, partition] = route
         self.last = None
 
-    def close_routes(self):
-        """Remove all routes, so that no requests are taken until route() is called again."""
-        self.routes.clear()
+    def close_route(self, stream, partition):
+        """Take no messages for a partition until route() is called again."""
+        self.routes.pop((as_text("stream", stream).encode(), partition), None)
         self.last = None
 
     def take(self, list requests not None, Py_ssize_t start):

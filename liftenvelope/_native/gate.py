@@ -222,9 +222,9 @@ class PublishPipe:
         key = (stream.encode(), partition)
         self._routes[key] = _Route(key, command, answer, bytes(ack))
 
-    def close_routes(self) -> None:
-        """Remove all routes, so that no requests are taken until :meth:`route` is called again."""
-        self._routes.clear()
+    def close_route(self, stream: str, partition: int) -> None:
+        """Take no messages for a partition until :meth:`route` is called again."""
+        self._routes.pop((as_text("stream", stream).encode(), partition), None)
 
     def take(self, requests: list[bytes], start: int) -> tuple[bytes, int, int, int]:
         """Return PUB commands for requests, up to the first one that is not taken.

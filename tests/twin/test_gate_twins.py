@@ -308,11 +308,14 @@ def test_acks_with_the_domain_of_the_route_are_plain(twin: Any) -> None:
 
 
 @TWINS
-def test_without_routes_nothing_is_taken(twin: Any) -> None:
+def test_closed_route_takes_nothing_until_it_is_opened_again(twin: Any) -> None:
     pipe = pipe_of(twin)
+    pipe.route("other", 0, "other", "other", "JS1")
     assert pipe.take([request()], 0)[2] == 1
-    pipe.close_routes()
+    pipe.close_route("s", 0)
+    pipe.close_route("s", 0)
     assert pipe.take([request()], 0) == (b"", 0, 0, 0)
+    assert pipe.take([request(stream="other")], 0)[2] == 1
     pipe.route("s", 0, "sub", "sub", "JS0")
     assert pipe.take([request()], 0)[2] == 1
 

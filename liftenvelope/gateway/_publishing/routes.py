@@ -2,7 +2,9 @@
 
 A route is valid while the record of its stream is the one that it was made for, and while enough replicas are
 in sync. This is checked before each batch, and a call may have thousands of routes. So the records are
-compared only after a change of any record, and the replicas are counted only for streams with ``minIsr``.
+compared only after a change of any record, and the replicas are counted only for streams with ``minIsr``. A
+route that is not valid is dropped alone: the next message of its partition waits for its ack, and those of
+other partitions must not.
 """
 
 from __future__ import annotations
@@ -75,21 +77,24 @@ class Routes:
                 self.add(target)
 
     def drop_outdated(self) -> None:
-        """Drop all routes if the record of a target changed or too few of its replicas are in sync."""
+        """Drop the routes whose stream has another record by now, or too few replicas in sync."""
         if not self._pipe.pending:
             self._closed.clear()
+        outdated = [key for key, target in self._guarded.items() if not self._has_replicas(target)]
         changes, before = self._core.registry.changes, self._seen
-        self._seen = changes
-        is_current = changes == before or all(map(self._is_current, self._open.values()))
-        if not (is_current and all(map(self._has_replicas, self._guarded.values()))):
-            self.drop()
+        if changes != before:
+            self._seen = changes
+            outdated += [key for key, target in self._open.items() if not self._is_current(target)]
+        for key in outdated:
+            self.drop(*key)
 
-    def drop(self) -> None:
-        """Drop all routes: the next message of each partition takes the slow path."""
-        self._closed.update(self._open)
-        self._open.clear()
-        self._guarded.clear()
-        self._pipe.close_routes()
+    def drop(self, stream: str, partition: int) -> None:
+        """Drop the route of a partition, if it has one: the next message there takes the slow path."""
+        target = self._open.pop((stream, partition), None)
+        if target is not None:
+            self._closed[stream, partition] = target
+            self._guarded.pop((stream, partition), None)
+            self._pipe.close_route(stream, partition)
 
     def _is_current(self, target: PublishTarget) -> bool:
         return self._core.registry.known(target.record.name) is target.record

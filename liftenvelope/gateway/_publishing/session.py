@@ -9,8 +9,8 @@ A message takes one of two paths:
   this path resumes partitions and explains errors.
 
 Acks of one partition are sent in order. A partition therefore gets its route only after the ack of its first
-message, for which the call waits at most 1 s. All routes are dropped if a stream's record changes, if too few
-replicas are in sync, or if no stream records a subject. The next message of each partition then takes the
+message, for which the call waits at most 1 s. The route is dropped if the stream's record changes, if too few
+replicas are in sync, or if no stream records the subject. The next message of the partition then takes the
 slow path again. See :mod:`liftenvelope.gateway._publishing.routes`.
 """
 
@@ -268,7 +268,7 @@ class PublishSession:
         target = self._routes.target(*key)
         if headers is not None:
             # No stream records the subject: the partition was just paused, made readonly or deleted.
-            self._routes.drop()
+            self._routes.drop(*key)
             self._refuse_later(NoJetStreamError(503, "no stream records the subject"), request)
             return
         answer = self._read_ack(payload)

@@ -105,7 +105,7 @@ def published(twin: Any, chunks: Chunks, exact: Exact) -> Any:
         elif kind == b"e":
             log.append(pipe.expire(option(form, 1, 12)))
         elif kind == b"c":
-            pipe.close_routes()
+            pipe.close_route(text(content), option(form, 1))
         elif kind == b"o":
             pipe.route(text(content), option(form, 1), "sub", "sub.1", "JS1", domain=text(form[2:]))
     log.append(pipe.take(requests, min(number, len(requests))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from nats.aio.msg import Msg
 
 import liftenvelope
 from liftenvelope._pb import api_pb2
@@ -17,7 +18,8 @@ from liftenvelope.gateway._publishing.intake import Intake
 from liftenvelope.gateway._streams.service import StreamService
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.testing import run_nats_server
-from tests.integration.conftest import connect
+from tests.handled import handled
+from tests.integration.conftest import connect, until
 
 PARTITIONS = 40
 
@@ -64,6 +66,46 @@ async def test_batch_for_one_partition_does_not_look_at_all_partitions_of_the_ca
             await anext(call)
         call.cancel()
     assert looks < PARTITIONS**2 / 2
+
+
+async def test_change_of_one_stream_keeps_the_routes_of_the_others(
+    gateway: Gateway, client: Client, name: str
+) -> None:
+    changed, kept = f"{name}-changed", f"{name}-kept"
+    assert gateway._running is not None
+    core = gateway._running.core
+    for stream in (changed, kept):
+        await client.create_stream(stream, stream)
+    # The removal of an event from a stream's record is a change, too.
+    await until(lambda: not any(record.events for record in core.registry))
+    inboxes: dict[str, list[str]] = {changed: [], kept: []}
+
+    async def note(msg: Msg) -> None:
+        inboxes[msg.subject].append(msg.reply.rpartition(".")[0])
+
+    for stream in inboxes:
+        await core.nc.subscribe(stream, cb=note)
+    await handled(core.nc)
+    async with await Channel.connect(gateway.address) as channel:
+        call = channel.bidi("/proto.API/PublishAsync")
+
+        async def publish(stream: str) -> None:
+            await call.send([api_pb2.PublishRequest(stream=stream, value=b"x").SerializeToString()])
+            await anext(call)
+
+        for stream in (changed, kept, changed, kept):
+            await publish(stream)
+        for readonly in (True, False):
+            await client.set_stream_readonly(changed, readonly=readonly)
+        for stream in (changed, kept):
+            await publish(stream)
+        call.cancel()
+    await until(lambda: min(map(len, inboxes.values())) == 3)
+    # The first message of a partition has an inbox that all calls share, and the next ones that of the call.
+    shared, own = inboxes[kept][0], inboxes[kept][1]
+    assert shared != own
+    assert inboxes[kept] == [shared, own, own]
+    assert inboxes[changed] == [shared, own, shared]
 
 
 async def test_deleted_streams_are_forgotten(
