@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
     from liftenvelope.gateway._acks.copies import CopyAcks
+    from liftenvelope.gateway._clients.publish_places import PublishPlaces
     from liftenvelope.gateway._clients.quotas import Quotas
     from liftenvelope.gateway._cluster.activity import ActivityLog
     from liftenvelope.gateway._cluster.agreement import Agreement
@@ -64,6 +65,7 @@ class Core:
         subjects: Subjects that clients may record and publish to.
         ack_inboxes: Allowed ack inboxes of clients.
         quotas: Usage per client.
+        places: Places for messages of gRPC clients that wait for their acks one by one.
         activity: Publishes events to the activity stream.
         changing: Lock held while this gateway creates, changes or deletes a stream.
         faults: Reasons why JetStream stores nothing, by partition.
@@ -85,6 +87,7 @@ class Core:
     subjects: ClientSubjects
     ack_inboxes: AckInboxes
     quotas: Quotas
+    places: PublishPlaces
     activity: ActivityLog
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     faults: StorageFaults = field(default_factory=StorageFaults)

@@ -8,7 +8,7 @@ from liftenvelope.rpc._link import Flow, Incoming
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping
 
     from liftenvelope.rpc._events import CallStarted
     from liftenvelope.rpc._headers import Metadata
@@ -95,6 +95,11 @@ class ServerCall(Incoming):
     def exempt_answers(self) -> None:
         """Leave unsent answers out of the budgets: the handler sends more only when :meth:`send` returns."""
         self._link.protocol.exempt(self.flow.call_id)
+
+    @property
+    def connection(self) -> Hashable:
+        """Identity of the client's connection, for counting what each connection does."""
+        return self._link
 
     @property
     def flow(self) -> Flow:

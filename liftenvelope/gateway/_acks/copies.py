@@ -29,18 +29,15 @@ class CopyAcks:
 
     Args:
         nc: The connection.
-        most: Messages that may wait for their acks; further ones wait before they are sent.
     """
 
-    def __init__(self, nc: Client, most: int) -> None:
+    def __init__(self, nc: Client) -> None:
         self._nc = nc
         self._link = Link(nc)
         self._inbox = nc.new_inbox()
         self._subscription: DirectSubscription | None = None
         # By correlation id: the stream whose ack counts, and the future of that ack.
         self._pending: dict[str, tuple[str, asyncio.Future[PubAck]]] = {}
-        # Held by each pending message; wakes its waiters in their order.
-        self._places = asyncio.Semaphore(most)
         self._number = 0
         self._starting = asyncio.Lock()
 
@@ -90,7 +87,6 @@ class CopyAcks:
         if len(envelope) > (limit := self._link.max_payload):
             # The check of the request did not count the gateway's own inbox.
             raise EnvelopeTooLargeError(f"the envelope must be at most {limit} bytes, got {len(envelope)}")
-        await self._places.acquire()
         future = self._expect(token, stream, timeout)
         try:
             await self._link.publish(subject, envelope)
@@ -105,12 +101,8 @@ class CopyAcks:
         self._pending[token] = (stream, future)
         timer = loop.call_later(timeout, self._expire, token, timeout)
         future.add_done_callback(lambda _: timer.cancel())
-        future.add_done_callback(lambda _: self._forget(token))
+        future.add_done_callback(lambda _: self._pending.pop(token))
         return future
-
-    def _forget(self, token: str) -> None:
-        del self._pending[token]
-        self._places.release()
 
     def _on_acks(self, payloads: list[bytes]) -> None:
         for payload in payloads:

@@ -57,7 +57,8 @@ def handlers(
     """
 
     async def set_cursor(call: ServerCall, raw: bytes) -> bytes:
-        return await cursors.set(raw, client_name(call.peer_certificate))
+        async with core.places.taken(call.connection):
+            return await cursors.set(raw, client_name(call.peer_certificate))
 
     counted = partial(_counted, core)
     publishing, metadata = PublishService(core, streams), MetadataService(core, groups)

@@ -20,6 +20,7 @@ from liftenvelope.gateway._acks.copies import CopyAcks
 from liftenvelope.gateway._calls.handlers import ENDLESS, handlers
 from liftenvelope.gateway._calls.health import HealthService
 from liftenvelope.gateway._calls.open_calls import OpenCalls
+from liftenvelope.gateway._clients.publish_places import PublishPlaces
 from liftenvelope.gateway._clients.quotas import Quotas
 from liftenvelope.gateway._cluster.activity import ActivityLog
 from liftenvelope.gateway._cluster.agreement import Agreement
@@ -273,7 +274,7 @@ class _Start:
             budget.total, budget.inactivity = limits.max_pull_bytes, limits.consumer_inactivity
         own = {inbox_prefix_of(one) for one in (nc, self._setup.read_nc)}
         inboxes = AckInboxes(limits.allowed_ack_inboxes, own)
-        copies = CopyAcks(nc, most)
+        copies = CopyAcks(nc)
         self._stack.push_async_callback(copies.close)
         registry = StreamRegistry(js, self._changes.stream_changed, replicas=replicas)
         brokers = LiveBrokers(
@@ -305,6 +306,7 @@ class _Start:
             # Acks of copying partitions go to inboxes of the gateways.
             ack_inboxes=inboxes,
             quotas=Quotas(limits),
+            places=PublishPlaces(most),
             activity=ActivityLog(
                 js,
                 reserved_record(ACTIVITY, options.id, replicas),

@@ -21,6 +21,8 @@ from liftenvelope.nats.link import Link, max_payload_of
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from liftenvelope.gateway._core import Core
     from liftenvelope.gateway._streams.service import StreamService
     from liftenvelope.jetstream.publish_frames import PubAck
@@ -120,16 +122,18 @@ class Intake:
         target: PublishTarget,
         request: api_pb2.PublishRequest,
         *,
+        connection: Hashable,
         own_inbox: bool,
         timeout: float | None,
     ) -> asyncio.Future[PubAck]:
-        """Send a message to JetStream and return the future of its ack.
+        """Send a message to JetStream and return the future of its ack. Wait while it has no place.
 
         The publish is not retried, because a retry could change the order of messages.
 
         Args:
             target: Target of the message.
             request: The request of the client.
+            connection: Connection of the client, which has a share of the places.
             own_inbox: Whether the client's ack inbox gets an ack as well.
             timeout: Timeout of the call; see :meth:`ack_seconds`.
 
@@ -147,20 +151,21 @@ class Intake:
         self.check_size(envelope)
         seconds = self.ack_seconds(timeout)
         if target.record.partitions[target.partition].source is not None:
-            return await self._store_in_copy(target, request, own_inbox=own_inbox, timeout=seconds)
+            storing = partial(self._store_in_copy, target, request, own_inbox=own_inbox, timeout=seconds)
+            return await self._core.places.send(connection, storing)
         expected = None
         if target.record.checks_offsets and request.expectedOffset != _ANY_OFFSET:
             # An offset is its sequence minus 1, so the expected offset equals the sequence before it.
             expected = request.expectedOffset
-        if expected is None:
-            return await self._core.call_js.publish_async(
-                target.intake, envelope, timeout=seconds, retry_attempts=0
-            )
-        if expected < 0:
-            raise RpcError(StatusCode.INVALID_ARGUMENT, f"expectedOffset must be at least -1, got {expected}")
-        return await self._core.call_js.publish_async(
-            target.intake, envelope, timeout=seconds, expected_last_sequence=expected, retry_attempts=0
+        publish = partial(
+            self._core.call_js.publish_async, target.intake, envelope, timeout=seconds, retry_attempts=0
         )
+        if expected is not None:
+            if expected < 0:
+                text = f"expectedOffset must be at least -1, got {expected}"
+                raise RpcError(StatusCode.INVALID_ARGUMENT, text)
+            publish = partial(publish, expected_last_sequence=expected)
+        return await self._core.places.send(connection, publish)
 
     async def _store_in_copy(
         self, target: PublishTarget, request: api_pb2.PublishRequest, *, own_inbox: bool, timeout: float

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._pb import api_pb2
@@ -67,7 +68,9 @@ class PublishService:
             self._core.ack_inboxes.check(request.ackInbox)
             try:
                 target = await self._intake.target(request)
-                future = await self._intake.store(target, request, own_inbox=True, timeout=call.timeout)
+                future = await self._intake.store(
+                    target, request, connection=call.connection, own_inbox=True, timeout=call.timeout
+                )
                 request = without_content(request)
                 response = api_pb2.PublishResponse()
                 if request.ackPolicy == _NONE:
@@ -107,7 +110,7 @@ class PublishService:
             del raw  # not kept while the message waits for its ack
             response = api_pb2.PublishToSubjectResponse()
             try:
-                sent = await self._send(request, call.timeout)
+                sent = await self._send(request, call)
                 request = without_content(request)
                 if request.ackPolicy == _NONE:
                     held.keep_until(sent)
@@ -127,7 +130,7 @@ class PublishService:
             await call.send([response.SerializeToString()])
 
     async def _send(
-        self, request: api_pb2.PublishToSubjectRequest, timeout: float | None
+        self, request: api_pb2.PublishToSubjectRequest, call: ServerCall
     ) -> asyncio.Future[PubAck]:
         """Publish an envelope on the subject of a request; return the future of JetStream's ack."""
         if not request.subject:
@@ -143,8 +146,9 @@ class PublishService:
             }
         envelope = new_message(request.value, key=request.key, headers=request.headers, **options)
         self._intake.check_size(envelope)
-        seconds = self._intake.ack_seconds(timeout)
-        return await self._core.call_js.publish_async(request.subject, envelope, timeout=seconds)
+        seconds = self._intake.ack_seconds(call.timeout)
+        publish = partial(self._core.call_js.publish_async, request.subject, envelope, timeout=seconds)
+        return await self._core.places.send(call.connection, publish)
 
     async def _await_ack(
         self, request: api_pb2.PublishToSubjectRequest, ack: api_pb2.Ack, sent: asyncio.Future[PubAck]

@@ -230,7 +230,9 @@ class PublishSession:
         began = asyncio.get_running_loop().time()
         try:
             target = await self._intake.target(request)
-            future = await self._intake.store(target, request, own_inbox=False, timeout=None)
+            future = await self._intake.store(
+                target, request, connection=self._call.connection, own_inbox=False, timeout=None
+            )
         except LiftEnvelopeError as exc:
             self._tally.fail(reason_of(exc))
             self._answer_refused(status_of(exc), request.correlationId)

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 from nats.aio.client import Client as NatsClient
+from nats.aio.msg import Msg
 
 import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.envelope import unmarshal_message
 from liftenvelope.gateway import Gateway, Limits
-from liftenvelope.gateway._acks.copies import CopyAcks
 from liftenvelope.gateway._publishing import intake
 from liftenvelope.jetstream import JetStream
 from liftenvelope.rpc.aio import Channel
@@ -23,6 +23,7 @@ from tests.handled import handled
 from tests.integration.conftest import connect, until
 
 TO_SUBJECT = "/proto.API/PublishToSubject"
+#: Messages that one connection may have pending: as many as it leaves free for others.
 MOST = 3
 
 
@@ -34,7 +35,7 @@ def nats_url(own_nats: NatsServer) -> str:
 @pytest.fixture
 async def gateway(own_nats: NatsServer) -> AsyncIterator[Gateway]:
     nc = await connect(own_nats.url)
-    async with Gateway(nc, limits=Limits(max_pending_publishes_in_all=MOST)) as serving:
+    async with Gateway(nc, limits=Limits(max_pending_publishes_in_all=2 * MOST - 1)) as serving:
         yield serving
     await nc.close()
 
@@ -100,19 +101,66 @@ async def test_message_to_a_subject_waits_for_its_ack_no_longer_than_a_minute(
     assert failed.value.code == StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_message_for_a_copy_waits_while_too_many_have_no_ack(nc: NatsClient, name: str) -> None:
-    copies = CopyAcks(nc, 1)
-    taken = await take_silently(nc, name)
-    publishing = [
-        asyncio.create_task(copies.publish(name, name, value, key=b"", headers={}, timeout=10_000))
-        for value in (b"first", b"second")
-    ]
-    first = await publishing[0]
-    await handled(nc)
-    assert taken == [b"first"]
-    first.cancel()
-    second = await publishing[1]
-    await handled(nc)
-    assert taken == [b"first", b"second"]
-    second.cancel()
-    await copies.close()
+async def test_messages_without_an_ack_of_one_connection_leave_room_for_those_of_another(
+    gateway: Gateway, nc: NatsClient, name: str
+) -> None:
+    taken = await take_silently(nc, f"{name}.silent")
+    async with (
+        await Channel.connect(gateway.address) as channel,
+        liftenvelope.connect([gateway.address], timeout=240) as other,
+    ):
+        await other.create_stream(name, name)
+        silent = [
+            asyncio.create_task(
+                channel.unary(TO_SUBJECT, to_subject(f"{name}.silent", b"%d" % number), timeout=3_600)
+            )
+            for number in range(3 * MOST)
+        ]
+        await until(lambda: len(taken) == MOST)
+        ack = await other.publish(name, b"acked")
+        assert ack is not None
+        assert ack.offset == 0
+        await other.set_cursor("reader", name, 0, 17)
+        await handled(nc)
+        assert len(taken) == MOST
+        for task in silent:
+            task.cancel()
+        await asyncio.wait(silent)
+
+
+async def test_messages_for_a_copy_wait_while_too_many_have_no_ack(
+    gateway: Gateway, nc: NatsClient, name: str
+) -> None:
+    taken: list[bytes] = []
+
+    async def note(msg: Msg) -> None:
+        taken.append(unmarshal_message(msg.data).value)
+
+    assert gateway._running is not None
+    async with (
+        liftenvelope.connect([gateway.address], timeout=240) as client,
+        await Channel.connect(gateway.address) as channel,
+    ):
+        for stream in (name, f"{name}-copy"):
+            await client.create_stream(name, stream)
+        await until(lambda: len(gateway._running.leading.readers()) >= 2)  # type: ignore[union-attr]
+        for stream, _, reader in gateway._running.leading.readers():
+            if stream == f"{name}-copy":
+                await reader.close()
+        await nc.subscribe(name, cb=note)
+        await handled(nc)
+        publishing = []
+        for number in range(MOST + 1):
+            request = api_pb2.PublishRequest(
+                stream=f"{name}-copy", value=b"%d" % number, ackPolicy=api_pb2.LEADER
+            ).SerializeToString()
+            publishing.append(
+                asyncio.create_task(channel.unary("/proto.API/Publish", request, timeout=3_600))
+            )
+        await until(lambda: len(taken) == MOST)
+        await client.publish(name, b"of another connection")
+        await until(lambda: len(taken) > MOST)
+        assert taken == [*(b"%d" % number for number in range(MOST)), b"of another connection"]
+        for task in publishing:
+            task.cancel()
+        await asyncio.wait(publishing)

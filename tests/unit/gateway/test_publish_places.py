@@ -1,0 +1,124 @@
+"""Places for messages without an ack: how many a connection gets, and who gets the next one."""
+
+from __future__ import annotations
+
+import asyncio
+
+from liftenvelope.gateway._clients.publish_places import PublishPlaces
+
+
+class Publisher:
+    """A connection whose messages stay without an ack until :meth:`ack`."""
+
+    def __init__(self, places: PublishPlaces, name: str) -> None:
+        self._places = places
+        self._name = name
+        self.sent: list[asyncio.Future[int]] = []
+        self.tasks: list[asyncio.Task[asyncio.Future[int]]] = []
+
+    async def publish(self, count: int = 1) -> int:
+        """Publish messages; return the number of all that were sent."""
+        for _ in range(count):
+            self.tasks.append(asyncio.create_task(self._places.send(self._name, self._send)))
+        await settled()
+        return len(self.sent)
+
+    async def _send(self) -> asyncio.Future[int]:
+        self.sent.append(asyncio.get_running_loop().create_future())
+        return self.sent[-1]
+
+    async def ack(self, count: int = 1) -> None:
+        """Ack the oldest messages."""
+        for future in [future for future in self.sent if not future.done()][:count]:
+            future.set_result(0)
+        await settled()
+
+    async def end(self) -> None:
+        """Cancel the messages that wait, and ack the others."""
+        for task in self.tasks:
+            task.cancel()
+        await self.ack(len(self.sent))
+
+
+async def settled() -> None:
+    """Let all tasks run that can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_connection_gets_as_many_places_as_it_leaves_free() -> None:
+    places = PublishPlaces(100)
+    one, two, three = (Publisher(places, name) for name in ("one", "two", "three"))
+    assert await one.publish(200) == 50
+    assert await two.publish(200) == 25
+    assert await three.publish(200) == 13
+    assert places.free == 12
+    for publisher in (one, two, three):
+        await publisher.end()
+    assert (places.free, places._shares, places._queue) == (100, {}, {})
+
+
+async def test_all_places_go_to_those_that_wait_once_others_end() -> None:
+    places = PublishPlaces(90)
+    one, two = Publisher(places, "one"), Publisher(places, "two")
+    await one.publish(200)
+    await two.publish(200)
+    await one.end()
+    await two.ack()
+    assert len(two.sent) == 46
+    await two.end()
+    assert places.free == 90
+
+
+async def test_messages_of_a_connection_are_sent_in_the_order_of_their_calls() -> None:
+    places, order = PublishPlaces(2), list[int]()
+
+    async def send(number: int) -> asyncio.Future[int]:
+        order.append(number)
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(future.set_result, number)
+        return future
+
+    async def publish(number: int) -> int:
+        return await (await places.send("one", lambda: send(number)))
+
+    assert await asyncio.gather(*(publish(number) for number in range(50))) == list(range(50))
+    assert order == list(range(50))
+
+
+async def test_single_place_is_handed_to_every_connection_in_turn() -> None:
+    places = PublishPlaces(1)
+    publishers = [Publisher(places, f"{number}") for number in range(5)]
+    for publisher in publishers:
+        await publisher.publish(2)
+    for _ in range(2 * len(publishers)):
+        for publisher in publishers:
+            await publisher.ack()
+    assert [len(publisher.sent) for publisher in publishers] == [2] * 5
+    assert (places.free, places._shares, places._queue) == (1, {}, {})
+
+
+async def test_place_of_a_message_that_was_not_sent_is_free_again() -> None:
+    places = PublishPlaces(1)
+
+    async def fail() -> asyncio.Future[int]:
+        raise ConnectionError
+
+    (outcome,) = await asyncio.gather(places.send("one", fail), return_exceptions=True)
+    assert isinstance(outcome, ConnectionError)
+    assert (places.free, places._shares) == (1, {})
+
+
+async def test_place_given_to_a_call_that_is_cancelled_at_once_is_passed_on() -> None:
+    places = PublishPlaces(1)
+    one, two, three = (Publisher(places, name) for name in ("one", "two", "three"))
+    await one.publish()
+    await two.publish()
+    await three.publish()
+    one.sent[0].set_result(0)
+    await asyncio.sleep(0)  # the place is given to the second, whose task has not run yet
+    two.tasks[0].cancel()
+    await settled()
+    assert (len(two.sent), len(three.sent)) == (0, 1)
+    await three.end()
+    assert (places.free, places._shares, places._queue) == (1, {}, {})
