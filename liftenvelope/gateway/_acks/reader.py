@@ -44,6 +44,7 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.gateway._acks.consumers import ACK_CONSUMER, AckConsumer, AckConsumers
+from liftenvelope.gateway._acks.deletions import ack_deletions_of
 from liftenvelope.gateway._acks.flow import ACKNOWLEDGE_EVERY, AckCommands, AckFlow
 from liftenvelope.gateway._acks.servers import ack_servers_of
 from liftenvelope.gateway._partitions.feed import ask_start
@@ -63,8 +64,6 @@ _log: Final = logging.getLogger("liftenvelope.gateway")
 _NS: Final = 1_000_000_000
 #: Seconds without a delivery after which a reader asks whether it has received all.
 _QUIET: Final = 10.0
-#: Prefix of the advisory for a deleted consumer (ADR-1). The names of the stream and the consumer follow.
-_DELETED: Final = "$JS.EVENT.ADVISORY.CONSUMER.DELETED"
 #: Timeout of a request to JetStream, in seconds. Short, because leaders may change and requests are retried.
 _ONE_REQUEST: Final = 2.0
 #: Seconds of messages to ack again if no ack floor is known.
@@ -142,13 +141,14 @@ class PartitionAckReader:
             heartbeat=self._heartbeat,
             inboxes=inboxes,
         )
-        self._subscriptions: list[DirectSubscription] = []
+        self._subscription: DirectSubscription | None = None
         self._consumer = ""
         # Consumers to delete, which were there before the own one.
         self._others: list[AckConsumer] = []
         # The last bound consumer, and whether everything written for it is sure to have reached the server.
         self._bound, self._is_certain = "", False
         self._servers = ack_servers_of(nc)
+        self._deletions = ack_deletions_of(nc)
         self._wanted = asyncio.Event()
         self._epoch = 0
         # Runs after a delivery; fires when no more deliveries come for ``_QUIET`` seconds.
@@ -199,7 +199,12 @@ class PartitionAckReader:
         self._task.add_done_callback(self._ended)
 
     async def take_over(self) -> None:
-        """Delete the consumers of other readers. If that fails, report it and replace the own consumer."""
+        """Delete the consumers of other readers. If that fails, report it and replace the own consumer.
+
+        Does nothing once the reader is closed: the consumer of the next reader may be among the others.
+        """
+        if self._task is None:
+            return
         try:
             await self._take_over()
         except LiftEnvelopeError as error:
@@ -314,9 +319,6 @@ class PartitionAckReader:
         if self._link.epoch == self._epoch:
             self._write(self._flow.settle(time.monotonic()))
 
-    def _on_deleted(self, _: list[Any]) -> None:
-        self._replace()
-
     def _await_quiet(self) -> None:
         loop = asyncio.get_running_loop()
         self._quiet = loop.call_later(_QUIET, self._on_quiet, self._flow.delivery)
@@ -409,10 +411,9 @@ class PartitionAckReader:
         self._wanted.clear()
         inbox = self._link.new_inbox()
         name = self._consumer = ACK_CONSUMER + inbox.rpartition(".")[2]
-        deleted = f"{_DELETED}.{self._jetstream_stream}.{name}"
         self._epoch = self._link.epoch
-        for subject, handler in ((inbox, self._take), (deleted, self._on_deleted)):
-            self._subscriptions.append(await subscribe_direct(self._nc, subject, handler))
+        await self._deletions.add(self._nc, name, self._replace)
+        self._subscription = await subscribe_direct(self._nc, inbox, self._take)
         # No barrier needed: the server reads the subscriptions before the request that creates the consumer.
         self._flow.begin(time.monotonic())
         others = await (self._consumers.named() if self._bound else self._consumers.listed())
@@ -451,9 +452,10 @@ class PartitionAckReader:
         self._mark(False)
         self._done = max(self._done, self._flow.position)
         self._servers.remove(self)
-        while self._subscriptions:  # a cancelled call leaves the others to close()
-            await self._subscriptions[-1].unsubscribe()
-            self._subscriptions.pop()
+        if self._subscription is not None:
+            await self._subscription.unsubscribe()
+            self._subscription = None  # a cancelled call leaves this to close()
+        await self._deletions.remove(self._consumer)
         self._settle()
         self._due, self._asked_for = 0, False
         if self._quiet is not None:

@@ -21,8 +21,10 @@ from liftenvelope.gateway._acks.consumers import ACK_CONSUMER
 from liftenvelope.gateway._acks.reader import PartitionAckReader
 from liftenvelope.jetstream.api import Api
 from liftenvelope.nats import AckInbox, EnvelopePublisher, accelerate
+from liftenvelope.nats.receiving import DirectSubscription
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from liftenvelope.types import AckError, AckPolicy
+from tests.conformance.actions import eventually
 from tests.handled import handled
 from tests.integration.conftest import connect, freeze, until
 
@@ -354,7 +356,7 @@ async def test_when_nothing_more_comes_it_asks_once(
         await acked(partition, 1)
         (consumer,) = await partition.consumers()
         # Mock: on one server nothing is lost but together with the connection.
-        for subscription in reader._subscriptions:
+        for subscription in (reader._subscription, reader._deletions._subscription):
             monkeypatch.setattr(subscription, "handler", lambda _: None)
         if lost == "the consumer":
             await partition.api.request(f"CONSUMER.DELETE.{partition.name}.{consumer['name']}")
@@ -454,6 +456,33 @@ async def test_a_reader_is_started_once_and_closed_twice(partition: Partition) -
     await reader.close()
 
 
+async def has_acked(partition: Partition, ident: str) -> bool:
+    return ident in partition.ids
+
+
+async def test_readers_of_a_connection_share_the_subscription_to_deletions(
+    partition: Partition, name: str
+) -> None:
+    nc = await connect(partition.nc.connected_url.geturl())  # type: ignore[union-attr]
+    other = await Partition(partition.nc, f"{name}-other").create()
+
+    def shared() -> int:
+        return sum("CONSUMER.DELETED" in subscription.subject for subscription in nc._subs.values())
+
+    async with partition.reader(nc, heartbeat=NEVER):
+        async with other.reader(nc, heartbeat=NEVER):
+            assert shared() == 1
+            for ident, one in (("a", other), ("b", partition), ("c", other)):
+                (consumer,) = await one.consumers()
+                await one.api.request(f"CONSUMER.DELETE.{one.name}.{consumer['name']}")
+                await one.publish(ident)
+                await eventually(partial(has_acked, one, ident))
+        assert shared() == 1
+    assert shared() == 0
+    await other.api.request(f"STREAM.DELETE.{other.name}")
+    await nc.close()
+
+
 async def test_reader_that_ends_with_a_defect_logs_it_and_is_unbound(
     partition: Partition, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -471,9 +500,9 @@ async def test_reader_that_ends_with_a_defect_logs_it_and_is_unbound(
     await asyncio.wait([task])
     assert not reader.is_bound
     [record] = [one for one in caplog.records if "ended with a defect" in one.message]
-    assert reader._subscriptions
+    assert isinstance(reader._subscription, DirectSubscription)
     await reader.close()
-    assert not reader._subscriptions
+    assert not isinstance(reader._subscription, DirectSubscription)
     assert [one for one in caplog.records if "ended with a defect" in one.message] == [record]
     assert record.exc_info is not None
     assert "a defect" in str(record.exc_info[1])

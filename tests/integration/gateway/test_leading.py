@@ -10,6 +10,7 @@ from nats.aio.client import Client as NatsClient
 import liftenvelope
 from liftenvelope.gateway import Gateway
 from liftenvelope.gateway._acks.reader import PartitionAckReader
+from liftenvelope.nats.receiving import DirectSubscription
 from liftenvelope.testing import NatsServer
 from tests.integration.conftest import until
 
@@ -40,8 +41,8 @@ async def test_gateway_that_closes_while_it_stops_leading_closes_the_ack_readers
         monkeypatch.setattr(PartitionAckReader, "close", close_slowly)
         await client.delete_stream(name)
         await begun.wait()
-        assert reader._subscriptions
-    assert not reader._subscriptions
+        assert isinstance(reader._subscription, DirectSubscription)
+    assert not isinstance(reader._subscription, DirectSubscription)
     assert reader._task is None
 
 
