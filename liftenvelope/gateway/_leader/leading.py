@@ -2,8 +2,9 @@
 
 One background task reconciles the partitions led here with those that this gateway should lead. Each change
 of a stream or of the gateways wakes the task, which waits for a valid lease before it acts. A full pass every
-30 s catches failures that no change announced. After a full pass, a second task cleans up after gateways that
-died. JetStream may not answer for a partition whose subject it checks, and no acks must wait for that.
+30 s catches failures that no change announced. JetStream may not answer for a partition that has no leader.
+So the task waits only a second for the partitions that it starts to lead, and then handles the next changes.
+After a full pass, a second task cleans up after gateways that died.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _log: Final = logging.getLogger("liftenvelope.gateway")
 _AT_ONCE: Final = 16
 #: Most streams whose subjects are checked one by one, without the list of all streams.
 _ONE_BY_ONE: Final = 16
+#: Seconds for which the start of partitions may hold up the next changes.
+_SLOW: Final = 1.0
 #: Delay before a retry after a failure, in seconds.
 _RETRY: Final = 1.0
 #: Interval of full passes when no change was reported, in seconds.
@@ -74,6 +77,9 @@ class Leading:
         self.bindings = Bindings()
         # Partitions led here, by stream, then by partition.
         self._led: dict[str, dict[int, _Led]] = {}
+        # Partitions whose leader work is being started, and the tasks that do so.
+        self._beginning: set[tuple[str, int]] = set()
+        self._batches: set[asyncio.Task[None]] = set()
         # Partitions no longer led here whose work is not stopped yet.
         self._ending: set[_Led] = set()
         self._wanted = asyncio.Event()
@@ -100,10 +106,11 @@ class Leading:
     async def close(self) -> None:
         """Stop leading all partitions."""
         self._watch.remove(self)
-        for task in self._tasks:
+        tasks = {*self._tasks, *self._batches}
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        if tasks:
+            await asyncio.wait(tasks)
         led, self._led = self._led, {}
         parts = {one for parts in led.values() for one in parts.values()}
         # The task may have been cancelled while it stopped some.
@@ -194,6 +201,10 @@ class Leading:
                 _log.warning("could not start or stop the work for all partitions, retrying: %s", exc)
                 self._look_again()
 
+    def _look_at(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.look(name)
+
     def _look_again(self) -> None:
         asyncio.get_running_loop().call_later(_RETRY, self.look)
 
@@ -204,18 +215,31 @@ class Leading:
         wanted = self._to_lead(record for record in known if record is not None)
         looked_at = set(self._led) if names is None else names
         await asyncio.gather(*(self._end(name, wanted) for name in looked_at if name in self._led))
-        limit = asyncio.Semaphore(_AT_ONCE)
         self.bindings.drop_unwanted(names, wanted)
         new = [key for key in wanted if key[1] not in self._led.get(key[0], {})]
+        new = [key for key in new if key not in self._beginning]
         for key in new:
             self.bindings.expect(key)
+        self._beginning.update(new)
+        batch = asyncio.create_task(self._begin_all(new, is_full=names is None), name="begin to lead")
+        self._batches.add(batch)
+        batch.add_done_callback(self._batches.discard)
+        if (await asyncio.wait([batch], timeout=_SLOW))[0]:
+            batch.result()
+            return
+        batch.add_done_callback(self._ended)
+        # The streams may have changed meanwhile, without another start for their partitions.
+        batch.add_done_callback(lambda _: self._look_at({name for name, _ in new}))
+
+    async def _begin_all(self, new: list[tuple[str, int]], *, is_full: bool) -> None:
+        limit = asyncio.Semaphore(_AT_ONCE)
         begun = await asyncio.gather(*(self._begin(key, limit) for key in new))
-        self._tell(by_clients=names is not None)
-        if names is None:
+        self._tell(by_clients=not is_full)
+        if is_full:
             self.bindings.passed()
         # Deletions take JetStream as long as creations, and no ack waits for them.
         await asyncio.gather(*(led.take_over(limit) for led in begun if led is not None))
-        if names is None:
+        if is_full:
             self._passed.set()
 
     def _tell(self, *, by_clients: bool) -> None:
@@ -255,6 +279,12 @@ class Leading:
 
     async def _begin(self, key: tuple[str, int], limit: asyncio.Semaphore) -> _Led | None:
         """Start the leader work for a partition; return None if that is not possible now."""
+        try:
+            return await self._try_to_begin(key, limit)
+        finally:
+            self._beginning.discard(key)
+
+    async def _try_to_begin(self, key: tuple[str, int], limit: asyncio.Semaphore) -> _Led | None:
         record = self._core.registry.known(key[0])
         if record is None:
             self.bindings.drop(key)
@@ -296,7 +326,7 @@ class Leading:
         alive = self._core.brokers.alive
         of_the_dead = leader_of("", 0, alive) == self._core.options.id
         try:
-            await self._streams.finish_work(alive, of_the_dead=of_the_dead)
+            await self._streams.unfinished.finish_work(alive, of_the_dead=of_the_dead)
             await self._streams.tell_left_over(alive, of_the_dead=of_the_dead)
             if of_the_dead:
                 await self._core.storage.remove_old_probes()
