@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope.gateway._clients.counts import PublishCounts
+from liftenvelope.gateway._cluster.change_locks import ChangeLocks
 from liftenvelope.gateway._partitions.storage_faults import StorageFaults
 from liftenvelope.gateway._protocol.names import PARTITION_PREFIX, partition_stream
 from liftenvelope.gateway.limits import Limits
@@ -67,7 +68,7 @@ class Core:
         quotas: Usage per client.
         places: Places for messages of gRPC clients that wait for their acks one by one.
         activity: Publishes events to the activity stream.
-        changing: Lock held while this gateway creates, changes or deletes a stream.
+        changing: Locks held while this gateway creates, changes or deletes a stream.
         faults: Reasons why JetStream stores nothing, by partition.
         publishes: Counts of the publish methods, by name.
         draining: Set when the gateway refuses new calls and finishes the open ones.
@@ -89,7 +90,7 @@ class Core:
     quotas: Quotas
     places: PublishPlaces
     activity: ActivityLog
-    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    changing: ChangeLocks = field(default_factory=ChangeLocks)
     faults: StorageFaults = field(default_factory=StorageFaults)
     publishes: dict[str, PublishCounts] = field(
         default_factory=lambda: {method: PublishCounts() for method in _PUBLISH_METHODS}

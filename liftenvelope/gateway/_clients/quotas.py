@@ -17,6 +17,8 @@ from liftenvelope.gateway._clients.pending import Held, PendingBytes
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from liftenvelope.gateway._cluster.records import StreamRecord
     from liftenvelope.gateway._cluster.registry import StreamRegistry
     from liftenvelope.gateway.limits import Limits
@@ -40,7 +42,9 @@ class Quotas:
         self._pending = PendingBytes(limits.max_pending_bytes_per_client)
         self._pending_on_nats = PendingBytes(limits.max_pending_bytes_per_client)
 
-    def check_stream(self, registry: StreamRegistry, record: StreamRecord) -> None:
+    def check_stream(
+        self, registry: StreamRegistry, record: StreamRecord, making: Iterable[StreamRecord] = ()
+    ) -> None:
         """Check that the owner of a new stream stays within its quota.
 
         The check is not atomic across gateways. If a client creates streams at several gateways at the same
@@ -49,15 +53,17 @@ class Quotas:
         Args:
             registry: The existing streams.
             record: Record of the new stream.
+            making: Records of other streams that are being created, stored or not. Default none.
 
         Raises:
             RpcError: RESOURCE_EXHAUSTED: the new stream would exceed the client's quota of streams or
                 partitions.
         """
+        others = {other.name: other for other in (*making, *registry, *registry.unfinished())}
         own = [
             other
-            for other in (*registry, *registry.unfinished())
-            if other.owner == record.owner and other.name not in RESERVED and other.name != record.name
+            for name, other in others.items()
+            if other.owner == record.owner and name not in RESERVED and name != record.name
         ]
         if len(own) >= (most := self._limits.max_streams_per_client):
             raise _exhausted(record.owner, f"{len(own)} streams", "max_streams_per_client", most)

@@ -52,6 +52,8 @@ _BEATS: Final = 3
 _FAREWELL: Final = 1.0
 #: Bounds of the bucket consumer's heartbeat, in seconds. Its loss must be noticed within the TTL.
 _SHORTEST_HEARTBEAT, _LONGEST_HEARTBEAT = 0.5, 2.0
+#: Leaders that are remembered. Clients may create and delete streams of any number of names.
+_MOST_LEADERS: Final = 200_000
 #: Pause after a beat that failed, in seconds.
 _RETRY: Final = 0.1
 
@@ -165,6 +167,8 @@ class LiveBrokers:
         """Return the id of the gateway that leads a partition, as far as this gateway knows."""
         found = self._leaders.get((stream, partition))
         if found is None:
+            if len(self._leaders) >= _MOST_LEADERS:
+                self._leaders.clear()  # most are of deleted streams
             found = self._leaders[stream, partition] = leader_of(stream, partition, self._alive)
         return found
 

@@ -1,7 +1,8 @@
 """Registry of the streams: records in a bucket, mirrored by every gateway, changed by compare-and-set.
 
 Each entry has a revision, and an entry older than the known revision is ignored. An own write is applied at
-once, so the mirrored entry that follows changes nothing.
+once, so the mirrored entry that follows changes nothing. The revisions of the latest 10,000 removed records
+are kept as well: an answer with the record that was there before may still be on its way.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["StreamRegistry"]
 
 BUCKET: Final = "lift_streams"
+#: Removed records whose revisions are known. Clients may create and delete streams of any number of names.
+_MOST_REMOVED: Final = 10_000
 #: Attempts of a change that loses the compare-and-set race to other gateways.
 _TRIES: Final = 20
 
@@ -61,6 +64,8 @@ class StreamRegistry:
         self.streams = self.partitions = self.changes = 0
         # By key: the record (None if deleted) and its revision.
         self._records: dict[str, tuple[StreamRecord | None, int]] = {}
+        # Keys of removed records, the longest removed first.
+        self._removed: dict[str, None] = {}
         # Completed by the next entry.
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -190,16 +195,30 @@ class StreamRegistry:
             if exc.code != StatusCode.NOT_FOUND:
                 raise
 
-    async def remove(self, name: str) -> None:
-        """Remove a stream's record.
+    async def remove(self, record: StreamRecord) -> None:
+        """Remove the record of a stream, if it has one. That of a later stream of the same name stays.
 
         Raises:
-            RpcError: UNAVAILABLE: the bucket was deleted.
+            RpcError: ABORTED: other gateways changed the record during all 20 attempts. UNAVAILABLE: the
+                bucket was deleted.
         """
-        key = encode_name(name)
-        async with self._writing():
-            revision = await self._bucket.delete(key)
-        self._on_entry(BucketEntry(key, None, revision))
+        key = encode_name(record.name)
+        for _ in range(_TRIES):
+            there, revision = self._records.get(key, (None, 0))
+            if there is None:
+                there = await self.refresh(record.name)
+                revision = self._records.get(key, (None, 0))[1]
+            if there is None or there.id != record.id:
+                return
+            try:
+                async with self._writing():
+                    removed = await self._bucket.delete(key, revision=revision)
+            except WrongLastSequenceError:
+                await self.refresh(record.name)
+            else:
+                self._on_entry(BucketEntry(key, None, removed))
+                return
+        raise RpcError(StatusCode.ABORTED, "other gateways keep changing the stream: retry later")
 
     async def _put(self, key: str, record: StreamRecord, revision: int) -> None:
         data = record.to_json()
@@ -245,6 +264,9 @@ class StreamRegistry:
             return  # already known, such as an own write that the mirror reports
         record = None if entry.value is None else StreamRecord.from_json(entry.value)
         self._records[entry.key] = (record, entry.revision)
+        self._removed.pop(entry.key, None)
+        if record is None:
+            self._forget(entry.key)
         self.changes += 1
         waiting, self._waiting = self._waiting, []
         for future in waiting:
@@ -257,6 +279,13 @@ class StreamRegistry:
                 self.partitions += sign * len(known.partitions)
         if seen != [None, None] and seen[0] != seen[1]:
             self._on_change(*seen)
+
+    def _forget(self, key: str) -> None:
+        """Keep the revision of a removed record for now, and forget the one that was removed first."""
+        self._removed[key] = None
+        if len(self._removed) > _MOST_REMOVED:
+            oldest = next(iter(self._removed))
+            del self._removed[oldest], self._records[oldest]
 
 
 def _bucket_is_gone() -> RpcError:

@@ -21,8 +21,8 @@ async def hand_over(core: Core, record: StreamRecord, partition: int, timeout: f
 
     The first copy takes over the subject, and the others copy from that one. Before that, all copies must
     have received all messages of the partition, so that none is lost. A copy whose JetStream stream was
-    removed is left out. After an error of one copy, the others are attached, then it is raised. Holds
-    ``Core.changing``.
+    removed is left out. After an error of one copy, the others are attached, then it is raised. The caller
+    holds the stream's lock of ``Core.changing``, which the copies share: their subjects overlap.
 
     Args:
         core: The gateway's parts.

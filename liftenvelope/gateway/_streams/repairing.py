@@ -9,7 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
+from liftenvelope.gateway._cluster.records import StreamPhase
 from liftenvelope.gateway._streams.handing_over import copies_of, hand_over, with_sources
+from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,9 +75,10 @@ class Repairs:
         # the changes of clients must not wait for such a partition.
         if record is None or not record.has_partition(number) or await self._is_whole(record, number):
             return
-        async with self._core.changing:
+        subject = record.subject
+        async with self._core.changing.held(name, subject):
             record = self._core.registry.known(name)
-            if record is None or not record.has_partition(number):
+            if record is None or record.subject != subject or not record.has_partition(number):
                 return  # deleted meanwhile, and perhaps created again
             source = None
             if record.partitions[number].records:
@@ -118,6 +121,20 @@ class Repairs:
                     self.later(other.name)
             self.later(record.name)
             raise
+
+    async def hand_over(self, record: StreamRecord, partition: int, timeout: float) -> None:
+        """Hand the subject of a partition over to its copies; see :func:`hand_over`.
+
+        If the copies lag, a deletion fails with UNAVAILABLE, because it would remove the messages that they
+        lack. Other changes succeed, and the subject is handed over later.
+        """
+        try:
+            await hand_over(self._core, record, partition, timeout)
+        except RpcError as exc:
+            if exc.code != StatusCode.UNAVAILABLE or record.state is not StreamPhase.READY:
+                raise
+            _log.warning("the subject of stream %s is not recorded for now: %s", record.name, exc)
+            self.later(record.name)
 
     def later(self, name: str) -> None:
         """Repair a stream in a second, with retries."""

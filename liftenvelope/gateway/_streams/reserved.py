@@ -77,11 +77,11 @@ async def ensure_stream(
                         raise exc from missing
             left = _unfinished(name, registry)
             if left is not None and left.maker == maker:
-                await streams.remove_unfinished(left)
+                await streams.unfinished.remove(left)
             else:
                 await asyncio.sleep(_LOOK)
         if (left := _unfinished(name, registry)) is not None:
-            await streams.remove_unfinished(left)
+            await streams.unfinished.remove(left)
     raise RpcError(StatusCode.ABORTED, f"no gateway has finished creating {name}: start the gateway again")
 
 

@@ -4,56 +4,46 @@ A change has several steps: the record in the bucket, the partitions in JetStrea
 gateway may die between two steps, so each intermediate state can be repaired from the record:
 
 - Creation and deletion first store a record in state CREATING or DELETING that names the gateway as maker.
-  ``finish_work`` removes such a stream later.
-- If a creation or deletion gets no answer from JetStream, its record stays until a later request is answered
-  and a second has passed. nats-server executes requests concurrently: a deletion sent at once could overtake
-  the creation, and the stream would be left without a record.
+  :class:`UnfinishedStreams` removes such a stream later.
 - Events are stored by the same write as the change. ``tell_left_over`` publishes those left later.
 - :class:`Repairs` makes JetStream record what the stream's record says: after an error during a change, at
   the start, and when gateways come or go.
 
-The lock ``Core.changing`` admits one change at a time per gateway; compare-and-set guards against the others.
+``Core.changing`` admits one change at a time of streams on the same or overlapping subjects; compare-and-set
+guards against other gateways.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from liftenvelope._checks import RESERVED
 from liftenvelope._pb import api_pb2
-from liftenvelope.errors import (
-    CallTimeoutError,
-    InvalidConfigError,
-    JetStreamError,
-    LiftEnvelopeError,
-    TransportError,
-)
+from liftenvelope.errors import InvalidConfigError, JetStreamError, LiftEnvelopeError
 from liftenvelope.gateway._acks.checked import wait_for_intakes
 from liftenvelope.gateway._clients.authorization import client_name
 from liftenvelope.gateway._cluster.activity import created, deleted, paused, readonly_set, resumed
 from liftenvelope.gateway._cluster.records import PartitionRecord, RecordedEvent, StreamPhase, StreamRecord
 from liftenvelope.gateway._protocol.requests import read_request
-from liftenvelope.gateway._streams.handing_over import hand_over, with_sources
+from liftenvelope.gateway._streams.handing_over import with_sources
 from liftenvelope.gateway._streams.new_records import MOST_REPLICAS, check_replicas, new_record
-from liftenvelope.gateway._streams.repairing import OVERTAKEN, Repairs
+from liftenvelope.gateway._streams.repairing import Repairs
+from liftenvelope.gateway._streams.unfinished import UNKNOWN_OUTCOME, UnfinishedStreams
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 
     from liftenvelope._pb.api_pb2 import ActivityStreamEvent
     from liftenvelope.gateway._core import Core
     from liftenvelope.rpc.server import ServerCall
 
 __all__ = ["StreamService"]
-
-_log: Final = logging.getLogger("liftenvelope.gateway")
 
 #: Implementation of a unary method that changes streams: serialized request to serialized response.
 StreamChange: TypeAlias = "Callable[[bytes], Coroutine[Any, Any, bytes]]"
@@ -62,8 +52,6 @@ StreamChange: TypeAlias = "Callable[[bytes], Coroutine[Any, Any, bytes]]"
 _AT_ONCE: Final = 16
 #: Time limit for copies to catch up with a partition that hands over its subject, in seconds.
 _CATCH_UP: Final = 5.0
-#: Errors of a request that the server may still execute.
-_UNKNOWN: Final = (asyncio.CancelledError, CallTimeoutError, TransportError)
 
 
 class StreamService:
@@ -74,26 +62,25 @@ class StreamService:
 
     Attributes:
         repairs: Repairs streams after changes that ended half-way.
+        unfinished: Removes streams whose creation or deletion ended half-way.
     """
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self.repairs = Repairs(core)
+        self.unfinished = UnfinishedStreams(core, self.repairs)
         self._changes: set[asyncio.Task[bytes]] = set()
-        # By name: the streams whose creation or deletion ended without an answer, until they are removed.
-        self._unsettled: dict[str, StreamRecord] = {}
-        # Ids of those whose requests the server must have executed.
-        self._executed: set[str] = set()
-        self._settling: set[asyncio.Task[None]] = set()
-        self._is_closing = False
+        # Streams that are being created, by name: they count in the quotas of their owners.
+        self._creating: dict[str, StreamRecord] = {}
 
     async def close(self, timeout: float = 5.0) -> None:
         """Wait at most ``timeout`` seconds for the changes in progress, then cancel those that are left."""
-        self._is_closing = True
+        self.unfinished.refuse()
         if self._changes:
             await asyncio.wait(self._changes, timeout=timeout)
-        for change in (*self._changes, *self._settling):
+        for change in self._changes:
             change.cancel()
+        self.unfinished.close()
         self.repairs.close()
 
     def whole(self, serve: StreamChange) -> StreamChange:
@@ -112,6 +99,22 @@ class StreamService:
         if not change.cancelled():
             change.exception()  # the caller may be gone: mark the exception as retrieved
 
+    @asynccontextmanager
+    async def _changing(self, name: str) -> AsyncIterator[StreamRecord]:
+        """Hold the locks for a change of a stream that exists; yield its record.
+
+        Raises:
+            RpcError: NOT_FOUND: the stream does not exist.
+        """
+        while True:
+            subject = (await self._core.registry.find(name)).subject
+            async with self._core.changing.held(name, subject):
+                record = await self._core.registry.find(name)
+                if record.subject == subject:
+                    yield record
+                    return
+            # Deleted meanwhile, and created again on another subject.
+
     # Creating
 
     async def create(self, call: ServerCall, raw: bytes) -> bytes:
@@ -125,21 +128,34 @@ class StreamService:
     async def _create(self, owner: str, raw: bytes) -> bytes:
         request = read_request(api_pb2.CreateStreamRequest, raw, self._core.options.limits)
         record = new_record(request, self._core.options, self._core.subjects, owner=owner)
-        async with self._core.changing:
-            await self._settle(record.name)
-            self._core.quotas.check_stream(self._core.registry, record)
-            await self._check_group(record)
-            if record.replicas == MOST_REPLICAS:
-                record = replace(record, replicas=await self._core.storage.most_replicas())
-                check_replicas(record.replicas, record.settings)
-            events = self._events(created(record))
-            with self._settling_what_is_left(record):
-                record = await self.make(record, events)
+        async with self.unfinished.lock_for(record):
+            with self._counted(record):
+                self._check_group(record)
+                if record.replicas == MOST_REPLICAS:
+                    record = replace(record, replicas=await self._core.storage.most_replicas())
+                    check_replicas(record.replicas, record.settings)
+                events = self._events(created(record))
+                with self.unfinished.removed_after_errors(record):
+                    record = await self.make(record, events)
         self._tell(record.name, events)
         await self._core.agreement.reach(record.name)
         return api_pb2.CreateStreamResponse().SerializeToString()
 
-    async def _check_group(self, record: StreamRecord) -> None:
+    @contextmanager
+    def _counted(self, record: StreamRecord) -> Iterator[None]:
+        """Check the owner's quota of streams, and count the stream before its record is stored.
+
+        Raises:
+            RpcError: RESOURCE_EXHAUSTED: the owner would exceed its quota.
+        """
+        self._core.quotas.check_stream(self._core.registry, record, self._creating.values())
+        self._creating[record.name] = record
+        try:
+            yield
+        finally:
+            del self._creating[record.name]
+
+    def _check_group(self, record: StreamRecord) -> None:
         """Refuse a second stream with the same group and subject: JetStream would give each all messages."""
         for other in self._core.registry if record.group else ():
             if (other.group, other.subject) == (record.group, record.subject):
@@ -191,11 +207,11 @@ class StreamService:
         """Create the partitions; if JetStream refuses one, remove the stream."""
         try:
             return await self._make_partitions(record)
-        except _UNKNOWN:
+        except UNKNOWN_OUTCOME:
             raise
         except BaseException as exc:
             with suppress(LiftEnvelopeError):
-                await self.remove_unfinished(record)
+                await self.unfinished.remove(record)
             if isinstance(exc, JetStreamError):
                 code = StatusCode.INTERNAL
                 if isinstance(exc, InvalidConfigError) or "replicas" in exc.description:
@@ -216,91 +232,11 @@ class StreamService:
             sources = await asyncio.gather(*creating, return_exceptions=True)
             errors = [source for source in sources if isinstance(source, BaseException)]
             if errors:
-                raise next((error for error in errors if isinstance(error, _UNKNOWN)), errors[0])
+                raise next((error for error in errors if isinstance(error, UNKNOWN_OUTCOME)), errors[0])
             for number, source in zip(some, sources, strict=True):
                 assert not isinstance(source, BaseException)
                 made[number] = PartitionRecord(source=source)
         return made
-
-    async def remove_unfinished(self, record: StreamRecord, *, timeout: float = 0.0) -> None:
-        """Remove the partitions and the record of a stream whose creation or deletion is unfinished.
-
-        Raises:
-            RpcError: UNAVAILABLE: another stream has not copied all messages within ``timeout`` seconds.
-        """
-        for number in range(len(record.partitions) if record.state is StreamPhase.DELETING else 0):
-            await self._hand_over(record, number, timeout)
-        for number in range(len(record.partitions)):
-            await self._core.storage.delete(record, number)
-        if record.events:
-            # Removing the record drops its events, so they must be published first.
-            self._core.activity.tell(record.name, record.events)
-            await self._core.activity.told(record.events)
-        await self._core.registry.remove(record.name)
-
-    @contextmanager
-    def _settling_what_is_left(self, record: StreamRecord) -> Iterator[None]:
-        """Remove later what an error in the block leaves of a stream's creation or deletion."""
-        try:
-            yield
-        except (asyncio.CancelledError, LiftEnvelopeError) as exc:
-            unfinished = self._core.registry.unfinished()
-            if isinstance(exc, _UNKNOWN) or any(left.id == record.id for left in unfinished):
-                self._settle_later(record)
-            raise
-
-    def _settle_later(self, record: StreamRecord) -> None:
-        """Remove a stream once the requests of its creation or deletion must have been executed.
-
-        If this gateway is closing, its next run does so, or another gateway.
-        """
-        if self._is_closing:
-            return
-        self._unsettled[record.name] = record
-        self._executed.discard(record.id)
-        task = asyncio.get_running_loop().create_task(self._keep_settling(record.name))
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
-
-    async def _keep_settling(self, name: str) -> None:
-        while (record := self._unsettled.get(name)) is not None:
-            await asyncio.sleep(OVERTAKEN)
-            try:
-                await self._until_executed(record)
-                await self._ask_partitions(record)
-                async with self._core.changing:
-                    await self._settle(name)
-            except LiftEnvelopeError as exc:
-                _log.warning("stream %s, not created or deleted, can't be removed yet: %s", name, exc)
-
-    async def _settle(self, name: str) -> None:
-        """Remove a stream whose creation or deletion ended without an answer. Holds ``Core.changing``."""
-        record = self._unsettled.get(name)
-        if record is None:
-            return
-        await self._until_executed(record)
-        self._executed.discard(record.id)  # a removal sends more requests
-        left = await self._core.registry.refresh(name)
-        if left is not None and left.id == record.id and left.state is not StreamPhase.READY:
-            await self.remove_unfinished(left)
-        self._unsettled.pop(name, None)
-
-    async def _until_executed(self, record: StreamRecord) -> None:
-        """Wait until the server must have executed the requests of a creation or deletion."""
-        if record.id not in self._executed:
-            # Once this is answered, the server has received everything that was sent before.
-            await self._core.registry.refresh(record.name)
-            await asyncio.sleep(OVERTAKEN)
-            self._executed.add(record.id)
-
-    async def _ask_partitions(self, record: StreamRecord) -> None:
-        """Ask about each partition before a removal takes the lock: one without a leader does not answer.
-
-        Raises:
-            LiftEnvelopeError: JetStream does not answer.
-        """
-        for number in range(len(record.partitions)):
-            await self._core.storage.id_of(record.stream_of(number))
 
     # Removing
 
@@ -308,14 +244,12 @@ class StreamService:
         """Serve DeleteStream. A reserved stream is refused with INVALID_ARGUMENT."""
         name = read_request(api_pb2.DeleteStreamRequest, raw, self._core.options.limits).name
         _check_not_reserved(name)
-        async with self._core.changing:
-            record = await self._core.registry.find(name)
-            change = partial(
-                _deleting, maker=self._core.options.id, events=self._events(deleted(record.name))
-            )
+        async with self._changing(name) as before:
+            events = self._events(deleted(name))
+            change = partial(_deleting, before, maker=self._core.options.id, events=events)
             record = await self._core.registry.change(name, change)
-            with self._settling_what_is_left(record):
-                await self.remove_unfinished(record, timeout=_CATCH_UP)
+            with self.unfinished.removed_after_errors(record):
+                await self.unfinished.remove(record, timeout=_CATCH_UP)
         await self._core.agreement.reach(name)
         return api_pb2.DeleteStreamResponse().SerializeToString()
 
@@ -339,17 +273,17 @@ class StreamService:
             resume_all: Whether a message for one of them resumes all partitions of the stream. Default False.
 
         Raises:
-            RpcError: NOT_FOUND: the stream does not exist.
+            RpcError: NOT_FOUND: the stream or a partition does not exist.
         """
-        async with self._core.changing:
+        async with self._changing(name) as before:
+            _chosen(before, numbers)
             now, events = time.time_ns(), self._events(paused(name, numbers, resume_all))
 
             def change(record: StreamRecord) -> StreamRecord:
-                record = _present(record)
+                record = _same(record, before)
                 parts = {number: record.partitions[number].with_paused(True, now) for number in numbers}
                 return replace(record.with_partitions(parts).with_events(events), resume_all=resume_all)
 
-            before = await self._core.registry.find(name)
             with self.repairs.after_errors(before):
                 record = await self._core.registry.change(name, change)
                 try:
@@ -364,10 +298,10 @@ class StreamService:
         """Resume a partition, or all paused ones if the stream was paused with ``resume_all``.
 
         Raises:
-            RpcError: NOT_FOUND: the stream does not exist.
+            RpcError: NOT_FOUND: the stream or the partition does not exist.
         """
-        async with self._core.changing:
-            before = await self._core.registry.find(name)
+        async with self._changing(name) as before:
+            _chosen(before, [partition])
             woken = range(len(before.partitions)) if before.resume_all else [partition]
             numbers = [number for number in woken if before.partitions[number].paused]
             if not numbers:
@@ -375,7 +309,7 @@ class StreamService:
             now, events = time.time_ns(), self._events(resumed(name, numbers))
 
             def change(record: StreamRecord) -> StreamRecord:
-                record = _present(record)
+                record = _same(record, before)
                 parts = {number: record.partitions[number].with_paused(False, now) for number in numbers}
                 return record.with_partitions(parts).with_events(events)
 
@@ -393,13 +327,12 @@ class StreamService:
         """Serve SetStreamReadonly. A reserved stream is refused with INVALID_ARGUMENT."""
         request = read_request(api_pb2.SetStreamReadonlyRequest, raw, self._core.options.limits)
         _check_not_reserved(request.name)
-        async with self._core.changing:
-            before = await self._core.registry.find(request.name)
+        async with self._changing(request.name) as before:
             numbers, now = _chosen(before, request.partitions), time.time_ns()
             events = self._events(readonly_set(before.name, numbers, request.readonly))
 
             def change(record: StreamRecord) -> StreamRecord:
-                record = _present(record)
+                record = _same(record, before)
                 parts = {n: record.partitions[n].with_readonly(request.readonly, now) for n in numbers}
                 return record.with_partitions(parts).with_events(events)
 
@@ -424,47 +357,17 @@ class StreamService:
         for number in numbers:
             was, is_now = before.partitions[number].records, after.partitions[number].records
             if not is_now:
-                await self._hand_over(before, number)
+                await self.repairs.hand_over(before, number, _CATCH_UP)
                 sources[number] = None
             elif not was:
                 sources[number] = await self._core.storage.attach(after, number)
         return sources
 
-    async def _hand_over(self, record: StreamRecord, partition: int, timeout: float = _CATCH_UP) -> None:
-        """Hand the subject of a partition over to its copies; see :func:`hand_over`.
 
-        If the copies lag, a deletion fails with UNAVAILABLE, because it would remove the messages that they
-        lack. Other changes succeed, and the subject is handed over later.
-        """
-        try:
-            await hand_over(self._core, record, partition, timeout)
-        except RpcError as exc:
-            if exc.code != StatusCode.UNAVAILABLE or record.state is not StreamPhase.READY:
-                raise
-            _log.warning("the subject of stream %s is not recorded for now: %s", record.name, exc)
-            self.repairs.later(record.name)
-
-    async def finish_work(self, alive: Iterable[str], *, of_the_dead: bool) -> None:
-        """Remove the streams whose creation or deletion this gateway did not finish.
-
-        Args:
-            alive: Ids of the gateways that are alive.
-            of_the_dead: Whether to remove the unfinished streams of dead gateways as well.
-        """
-        me, living = self._core.options.id, set(alive)
-        for found in self._core.registry.unfinished():
-            if found.name in self._unsettled:
-                continue
-            if found.maker == me or (of_the_dead and found.maker not in living):
-                await self._ask_partitions(found)
-                async with self._core.changing:
-                    # This gateway has no change in progress while this task holds the lock.
-                    if found in self._core.registry.unfinished():
-                        await self.remove_unfinished(found)
-
-
-def _deleting(record: StreamRecord, *, maker: str, events: tuple[RecordedEvent, ...]) -> StreamRecord:
-    return replace(_present(record), state=StreamPhase.DELETING, maker=maker).with_events(events)
+def _deleting(
+    before: StreamRecord, record: StreamRecord, *, maker: str, events: tuple[RecordedEvent, ...]
+) -> StreamRecord:
+    return replace(_same(record, before), state=StreamPhase.DELETING, maker=maker).with_events(events)
 
 
 def _ready(record: StreamRecord, *, made: StreamRecord) -> StreamRecord:
@@ -474,8 +377,9 @@ def _ready(record: StreamRecord, *, made: StreamRecord) -> StreamRecord:
     return replace(made, state=StreamPhase.READY)
 
 
-def _present(record: StreamRecord) -> StreamRecord:
-    if record.state is not StreamPhase.READY:
+def _same(record: StreamRecord, before: StreamRecord) -> StreamRecord:
+    """Return the record, unless another gateway has deleted the stream, and perhaps created it again."""
+    if record.state is not StreamPhase.READY or record.id != before.id:
         raise RpcError(StatusCode.NOT_FOUND, "No such stream")
     return record
 

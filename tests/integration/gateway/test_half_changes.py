@@ -5,6 +5,7 @@ NATS refuses single requests of the gateway by the permissions of its user, so t
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.client import Client
 from liftenvelope.envelope import new_message, unmarshal_ack
 from liftenvelope.gateway import Gateway
+from liftenvelope.gateway._acks import reader as ack_reader
 from liftenvelope.gateway._cluster.records import StreamPhase, StreamRecord
 from liftenvelope.gateway._partitions.recordings import nothing
 from liftenvelope.gateway._protocol.names import encode_name, partition_stream
@@ -74,7 +76,7 @@ def two_users(*refused: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def running(*refused: str) -> AsyncIterator[Refused]:
+async def running(*refused: str, ack_timeout: float = 4.0) -> AsyncIterator[Refused]:
     """Run a gateway; while it is connected as ``limited``, NATS refuses requests with these subjects."""
     config = two_users(*refused)
     with run_nats_server(jetstream=True, config=config) as server, FaultProxy(server.address) as proxy:
@@ -82,7 +84,7 @@ async def running(*refused: str) -> AsyncIterator[Refused]:
         other = await connect(server.url, user="free", password="s3cret")
         async with (
             JetStream(other) as js,
-            Gateway(nc, ack_timeout=4.0, broker_ttl=60.0) as gateway,
+            Gateway(nc, ack_timeout=ack_timeout, broker_ttl=60.0) as gateway,
             liftenvelope.connect([gateway.address]) as client,
         ):
             yield Refused(proxy, nc, gateway, client, js)
@@ -217,6 +219,45 @@ async def test_partition_that_does_not_answer_delays_no_other_stream(name: str, 
         await free.close()
 
 
+async def test_change_that_gets_no_answer_does_not_hold_up_changes_of_other_streams(name: str) -> None:
+    slow, other = f"{name}-slow", f"{name}-other"
+    update = f"$JS.API.STREAM.UPDATE.{partition_stream(slow, 0)}"
+    async with running(update, ack_timeout=10_000.0) as refused:
+        await refused.client.create_stream(slow, slow)
+        await refused.use("limited")
+        call = asyncio.create_task(refused.call("PauseStream", api_pb2.PauseStreamRequest(name=slow)))
+        await until(lambda: update.lower() in str(refused.nc.last_error))
+        await refused.client.create_stream(other, other)
+        await refused.client.pause_stream(other)
+        ack = await refused.client.publish(other, b"resumes it")
+        assert ack is not None
+        await refused.client.set_stream_readonly(other)
+        await refused.client.delete_stream(other)
+        assert refused.gateway._running is not None
+        assert refused.gateway._running.core.changing.is_held(slow)
+        await refused.use("free")  # the connection of the request is lost, so its change ends
+        with pytest.raises(RpcError, match="outcome of the request is unknown"):
+            await call
+
+
+async def test_partition_whose_consumers_are_not_listed_does_not_hold_up_the_acks_of_new_streams(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ack_reader, "_ONE_REQUEST", 10_000.0)
+    slow, other = f"{name}-slow", f"{name}-other"
+    question = f"$JS.API.CONSUMER.LIST.{partition_stream(slow, 0)}"
+    async with running(question) as refused:
+        await refused.use("limited")
+        await refused.client.create_stream(slow, slow)
+        await until(lambda: question.lower() in str(refused.nc.last_error))
+        await refused.client.create_stream(other, other)
+        nc = refused.js.api.nc
+        inbox = nc.new_inbox()
+        acks = await nc.subscribe(inbox)
+        await nc.publish(other, new_message(b"x", ack_inbox=inbox))
+        assert unmarshal_ack((await acks.next_msg(120)).data).stream == other
+
+
 async def test_deletion_that_gets_no_answer_is_repeated_outside_the_lock(name: str) -> None:
     question = f"$JS.API.STREAM.INFO.{partition_stream(name, 0)}"
     async with running(question) as refused:
@@ -228,6 +269,6 @@ async def test_deletion_that_gets_no_answer_is_repeated_outside_the_lock(name: s
         core, before = refused.gateway._running.core, refused.nc.last_error
         await until(lambda: refused.nc.last_error is not before)
         assert question.lower() in str(refused.nc.last_error)
-        assert not core.changing.locked()
+        assert not core.changing.is_held(name)
         await refused.use("free")
         await refused.client.create_stream(name, name)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from nats.aio.msg import Msg
 
+from liftenvelope.gateway._cluster import brokers as gateways
+from liftenvelope.gateway._cluster import registry as streams
+from liftenvelope.gateway._cluster.brokers import LiveBrokers
 from liftenvelope.gateway._cluster.records import StreamRecord
 from liftenvelope.gateway._cluster.registry import StreamRegistry
 from liftenvelope.gateway._core import Core
@@ -49,7 +53,7 @@ async def test_one_that_another_gateway_has_made_unheard_of(js: JetStream, name:
     assert refused.value.code == StatusCode.ALREADY_EXISTS
     found = await here.find(name)
     assert found.maker == "there"
-    await there.remove(name)
+    await there.remove(found)
     await there.close()
 
 
@@ -61,10 +65,10 @@ async def test_one_that_another_gateway_has_removed_unheard_of(js: JetStream, na
         # It thinks of one that is gone, then of one that was never there.
         with pytest.raises(RpcError):
             await here.create(record(name, "here"))
-        await there.remove(name)
+        await there.remove(record(name, "there"))
     await here.create(record(name, "here"))
     assert (await there.find(name)).maker == "here"
-    await there.remove(name)
+    await there.remove(record(name, "here"))
     await there.close()
 
 
@@ -72,10 +76,49 @@ async def test_one_that_came_and_went_unheard_of(js: JetStream, name: str) -> No
     here, there = await registry(js), await registry(js)
     await here.close()
     await there.create(record(name, "there"))
-    await there.remove(name)
+    await there.remove(record(name, "there"))
     await here.create(record(name, "here"))
     assert (await here.find(name)).maker == "here"
-    await there.remove(name)
+    await there.remove(record(name, "here"))
+    await there.close()
+
+
+async def test_gateway_that_comes_late_removes_no_later_stream_of_the_name(js: JetStream, name: str) -> None:
+    late, there = await registry(js), await registry(js)
+    removed = record(name, "late")
+    await late.create(removed)
+    await late.close()  # taken for dead: another gateway removes the stream, and a client creates it again
+    await there.remove(removed)
+    await there.create(record(name, "there"))
+    await late.remove(removed)
+    assert (await there.refresh(name)) == record(name, "there")
+    await there.remove(record(name, "there"))
+    assert await there.refresh(name) is None
+    await there.close()
+
+
+async def test_deleted_streams_take_no_memory_for_ever(
+    js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_MOST_REMOVED", 3)
+    monkeypatch.setattr(gateways, "_MOST_LEADERS", 3)
+    here, there = await registry(js), await registry(js)
+    nobody = partial(LiveBrokers, ttl=3.0, on_change=lambda: None, on_interrupted=lambda: None)
+    brokers = nobody(js, "here", connections=())
+    before = len(here._records)
+    for number in range(10):
+        one = record(f"{name}-{number}", "here")
+        await here.create(one)
+        brokers.leader(one.name, 0)
+        await here.remove(one)
+    assert len(here._records) <= before + 3
+    assert len(brokers._leaders) <= 3
+    again = record(f"{name}-0", "here")
+    await here.create(again)
+    await until(lambda: there.known(again.name) == again)
+    assert len(there._records) <= before + 4
+    await here.remove(again)
+    await here.close()
     await there.close()
 
 
@@ -94,7 +137,7 @@ async def test_the_partition_that_a_stream_holds(js: JetStream, name: str) -> No
     for other in (name, f"lift_{name}", f"lift_{name}_00", f"lift_{name}_x", f"{name}_0", "_0", ""):
         assert Core.partition_of(core, other) is None
     for one in names:
-        await here.remove(one)
+        await here.remove(record(one, "here"))
     await here.close()
 
 
@@ -146,6 +189,6 @@ async def test_writes_to_deleted_bucket_name_it(name: str) -> None:
             with pytest.raises(RpcError, match=r"lift_streams .* does not exist any more"):
                 await here.change(name, lambda found: replace(found, group="other"))
             with pytest.raises(RpcError, match=r"lift_streams .* does not exist any more"):
-                await here.remove(name)
+                await here.remove(record(name, "here"))
             await here.close()
         await nc.close()
