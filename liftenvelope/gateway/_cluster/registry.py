@@ -241,7 +241,7 @@ class StreamRegistry:
             raise
 
     async def refresh(self, name: str) -> StreamRecord | None:
-        """Read a stream's record from the bucket into the mirror and return it, in any state.
+        """Read a stream's record from the bucket into the mirror and return it, in any state; None for none.
 
         The leader of the bucket answers. A replica that lags would answer with the record that has just
         caused a conflict.
@@ -250,6 +250,8 @@ class StreamRegistry:
             RpcError: UNAVAILABLE: the bucket was deleted, so nobody knows whether the stream exists.
         """
         key = encode_name(name)
+        if not key:
+            return None  # a bucket has no such key
         try:
             entry = await self._bucket.get(key)
         except StreamNotFoundError as exc:

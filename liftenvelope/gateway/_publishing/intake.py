@@ -62,9 +62,9 @@ class Intake:
         """Return the target of a message, after checking the message and resuming a paused partition.
 
         Raises:
-            RpcError: INVALID_ARGUMENT: no stream is named, the stream is reserved, or it checks offsets and
-                the ack policy is NONE. NOT_FOUND: the stream or partition does not exist.
-                FAILED_PRECONDITION: the partition is readonly.
+            RpcError: INVALID_ARGUMENT: the stream is reserved, or it checks offsets and the ack policy is
+                NONE. NOT_FOUND: the stream or partition does not exist. FAILED_PRECONDITION: the partition is
+                readonly.
         """
         name, partition = request.stream, request.partition
         target = self._targets.get((name, partition))
@@ -77,8 +77,6 @@ class Intake:
         return target
 
     async def _new_target(self, name: str, partition: int) -> PublishTarget:
-        if not name:
-            raise RpcError(StatusCode.INVALID_ARGUMENT, "no stream provided")
         if name in RESERVED:
             raise RpcError(StatusCode.INVALID_ARGUMENT, "Stream is reserved")
         record = await self._core.partition(name, partition)

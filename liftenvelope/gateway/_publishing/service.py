@@ -66,6 +66,8 @@ class PublishService:
             request = read_request(api_pb2.PublishRequest, raw, self._core.options.limits)
             del raw  # not kept while the message waits for its ack
             self._core.ack_inboxes.check(request.ackInbox)
+            if not request.stream:  # PublishAsync answers NOT_FOUND, as in Liftbridge
+                raise RpcError(StatusCode.INVALID_ARGUMENT, "no stream provided")
             try:
                 target = await self._intake.target(request)
                 future = await self._intake.store(

@@ -59,22 +59,26 @@ def bounds(
         start_at: For a start by time: offset of the first message at or after that time. Default None.
         stop_before: For a stop by time: offset of the first message after that time. Default None.
 
+    Returns:
+        The offsets. The range is over only if the partition is readonly and ends before the start.
+
     Raises:
-        RpcError: RESOURCE_EXHAUSTED: there is nothing to read. INVALID_ARGUMENT: the stop is before the
-            start, or the start or stop position is unknown.
+        RpcError: RESOURCE_EXHAUSTED: the partition is empty, and the stop is its newest message or a time.
+            INVALID_ARGUMENT: the stop is before the start, or the start or stop position is unknown.
     """
     start = _start(request, state, start_at)
-    found = Bounds(start, *_stop(request, state, readonly, stop_before))
-    if found.is_over:
-        if found.text == END_OF_READONLY:
-            raise RpcError(StatusCode.RESOURCE_EXHAUSTED, END_OF_READONLY)
-        text = f"Stop offset is before start offset: {found.stop} < {start}"
+    stop, ends, text = _stop(request, state, readonly, stop_before)
+    last = request.stopOffset if request.stopPosition == api_pb2.STOP_OFFSET else stop
+    if last is not None and last < start and (text != END_OF_READONLY or last != stop):
+        text = f"Stop offset is before start offset: {last} < {start}"
         raise RpcError(StatusCode.INVALID_ARGUMENT, text)
-    return found
+    # A start past the end becomes the next message, as in Liftbridge. Readers rely on that: their cursor may
+    # be from an earlier stream of the same name.
+    return Bounds(min(start, state.newest + 1), stop, ends, text)
 
 
 def _start(request: api_pb2.SubscribeRequest, state: PartitionState, start_at: int | None) -> int:
-    """Return the first offset to read, limited to the offsets from the oldest to the next message."""
+    """Return the first offset to read. It is not before the oldest message, but may be past the end."""
     match request.startPosition:
         case api_pb2.NEW_ONLY:
             return state.newest + 1
@@ -89,9 +93,7 @@ def _start(request: api_pb2.SubscribeRequest, state: PartitionState, start_at: i
             wanted = start_at
         case unknown:
             raise RpcError(StatusCode.INVALID_ARGUMENT, f"Unknown StartPosition {unknown}")
-    # A start before the oldest message becomes the oldest. A start past the end becomes the next message, as
-    # in Liftbridge. Readers rely on that: their cursor may be from an earlier stream of the same name.
-    return min(max(wanted, state.oldest, 0), state.newest + 1)
+    return max(wanted, state.oldest, 0)
 
 
 def _stop(

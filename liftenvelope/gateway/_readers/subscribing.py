@@ -107,6 +107,11 @@ class SubscribeService:
             await read_backwards(self._core, call, request, record, read)
             return
         found = await self._bounds(request, record, stream)
+        if found.is_over:
+            # As in Liftbridge: the Go client reports an error before the confirmation as one of Subscribe.
+            if await may_send(self._core, read):
+                await call.send([_HANDSHAKE])
+            raise read.error or RpcError(StatusCode.RESOURCE_EXHAUSTED, found.text)
         feed = DeliveryFeed(self._core.read_js, stream, found.start + 1)
         read.feed = feed
         try:

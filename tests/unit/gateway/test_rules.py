@@ -54,6 +54,11 @@ def subscribe(**fields: Any) -> api_pb2.SubscribeRequest:
     return api_pb2.SubscribeRequest(**{"stream": "s", **fields})
 
 
+def from_offset(start: int, *, stop: int) -> dict[str, Any]:
+    positions = {"startPosition": api_pb2.OFFSET, "stopPosition": api_pb2.STOP_OFFSET}
+    return {**positions, "startOffset": start, "stopOffset": stop}
+
+
 # Names
 
 
@@ -246,8 +251,10 @@ def test_stops(fields: dict[str, Any], readonly: bool, expected: tuple[int, bool
     [
         ({"stopPosition": api_pb2.STOP_LATEST}, EMPTY, False, 8, "Stream is empty"),
         ({"stopPosition": api_pb2.STOP_LATEST}, state(), False, 3, "before start offset: 9 < 10"),
-        ({}, state(), True, 8, "End of readonly partition"),
-        ({}, EMPTY, True, 8, "End of readonly partition"),
+        (from_offset(20, stop=5), state(), False, 3, "before start offset: 5 < 20"),
+        (from_offset(5, stop=2), EMPTY, False, 3, "before start offset: 2 < 5"),
+        (from_offset(5, stop=2), EMPTY, True, 3, "before start offset: 2 < 5"),
+        (from_offset(20, stop=15), state(), True, 3, "before start offset: 15 < 20"),
         ({"startPosition": 77}, state(), False, 3, "StartPosition 77"),
         ({"stopPosition": 77}, state(), False, 3, "StopPosition 77"),
     ],
@@ -258,6 +265,14 @@ def test_nothing_to_read(
     with pytest.raises(RpcError, match=match) as info:
         bounds(subscribe(**fields), there, readonly=readonly)
     assert info.value.code == code
+
+
+@pytest.mark.parametrize("fields", [{}, from_offset(20, stop=30)])
+@pytest.mark.parametrize("there", [state(), EMPTY])
+def test_end_of_readonly_partition_is_no_contradiction(fields: dict[str, Any], there: PartitionState) -> None:
+    found = bounds(subscribe(**fields), there, readonly=True)
+    assert found.is_over
+    assert found.text == "End of readonly partition"
 
 
 # Leaders

@@ -1,0 +1,111 @@
+"""Requests that liftenvelope's client refuses to send, or never makes: other clients of the API may."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from google.protobuf.message import Message
+
+from liftenvelope._pb import api_pb2
+from liftenvelope.client import Client
+from liftenvelope.rpc.aio import Channel
+from liftenvelope.rpc.status import RpcError, StatusCode
+from tests.conformance.actions import PATIENCE, new_stream
+from tests.conformance.conftest import Server
+
+API = "/proto.API/"
+
+
+@pytest.fixture
+async def channel(server: Server) -> AsyncIterator[Channel]:
+    async with await Channel.connect(server.addresses[0]) as channel:
+        yield channel
+
+
+async def refused(channel: Channel, method: str, request: Message) -> RpcError:
+    with pytest.raises(RpcError) as failed:
+        await channel.unary(API + method, request.SerializeToString(), timeout=PATIENCE)
+    return failed.value
+
+
+async def subscribed(channel: Channel, request: api_pb2.SubscribeRequest) -> tuple[list[int], RpcError]:
+    """Read until the server ends the call; return the sizes of the responses, and the end."""
+    call = channel.server_stream(API + "Subscribe", request.SerializeToString())
+    sizes: list[int] = []
+
+    async def read() -> None:
+        while (received := await call.receive()) is not None:
+            sizes.extend(map(len, received))
+
+    with pytest.raises(RpcError) as ended:
+        await asyncio.wait_for(read(), PATIENCE)
+    return sizes, ended.value
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("DeleteStream", api_pb2.DeleteStreamRequest()),
+        ("PauseStream", api_pb2.PauseStreamRequest()),
+        ("SetStreamReadonly", api_pb2.SetStreamReadonlyRequest()),
+        ("FetchPartitionMetadata", api_pb2.FetchPartitionMetadataRequest()),
+    ],
+)
+async def test_stream_of_empty_name_does_not_exist(channel: Channel, method: str, request_: Message) -> None:
+    assert (await refused(channel, method, request_)).code == StatusCode.NOT_FOUND
+
+
+async def test_subscription_to_an_empty_name_finds_no_stream(channel: Channel) -> None:
+    sizes, end = await subscribed(channel, api_pb2.SubscribeRequest())
+    assert (sizes, end.code) == ([], StatusCode.NOT_FOUND)
+
+
+async def test_publish_to_an_empty_name_is_refused(channel: Channel) -> None:
+    request = api_pb2.PublishRequest(value=b"x", correlationId="1")
+    assert (await refused(channel, "Publish", request)).code == StatusCode.INVALID_ARGUMENT
+    call = channel.bidi(API + "PublishAsync")
+    await call.send([request.SerializeToString()])
+    answer = api_pb2.PublishResponse.FromString(await anext(call))
+    assert answer.correlationId == "1"
+    assert answer.asyncError.code == api_pb2.PublishAsyncError.NOT_FOUND
+    call.cancel()
+
+
+async def test_metadata_of_an_empty_name_says_that_there_is_none(channel: Channel) -> None:
+    request = api_pb2.FetchMetadataRequest(streams=[""], groups=[""])
+    raw = await channel.unary(API + "FetchMetadata", request.SerializeToString(), timeout=PATIENCE)
+    answer = api_pb2.FetchMetadataResponse.FromString(raw)
+    assert [one.error for one in answer.streamMetadata] == [api_pb2.StreamMetadata.UNKNOWN_STREAM]
+    assert [one.error for one in answer.groupMetadata] == [api_pb2.ConsumerGroupMetadata.UNKNOWN_GROUP]
+
+
+@pytest.mark.parametrize("values", [0, 3])
+async def test_stop_before_a_start_past_the_end_is_refused(
+    channel: Channel, client: Client, name: str, values: int
+) -> None:
+    await new_stream(client, name, values)
+    for stop in (0, 2):
+        request = api_pb2.SubscribeRequest(
+            stream=name,
+            startPosition=api_pb2.OFFSET,
+            startOffset=5,
+            stopPosition=api_pb2.STOP_OFFSET,
+            stopOffset=stop,
+        )
+        sizes, end = await subscribed(channel, request)
+        assert (sizes, end.code) == ([], StatusCode.INVALID_ARGUMENT)
+        assert f"{stop} < 5" in end.description
+
+
+async def test_subscription_to_an_empty_readonly_partition_is_confirmed_before_its_end(
+    channel: Channel, client: Client, name: str
+) -> None:
+    await new_stream(client, name)
+    await client.set_stream_readonly(name)
+    for start in (api_pb2.NEW_ONLY, api_pb2.EARLIEST, api_pb2.LATEST):
+        request = api_pb2.SubscribeRequest(stream=name, startPosition=start)
+        sizes, end = await subscribed(channel, request)
+        assert (sizes, end.code) == ([0], StatusCode.RESOURCE_EXHAUSTED)
+        assert end.description == "End of readonly partition"
