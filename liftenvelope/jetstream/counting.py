@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import uuid4
 
 from liftenvelope.errors import MessageNotFoundError
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api
     from liftenvelope.jetstream.infos import ClusterInfo, ConsumerInfo
 
-__all__ = ["at_sequence", "count_from", "first_sequence", "is_stored"]
+__all__ = ["at_sequence", "count_from", "first_sequence", "is_stored", "on_leader"]
 
+_T = TypeVar("_T")
 #: Seconds after which the server deletes a consumer that could not be deleted.
 _INACTIVE: Final = 5.0
 
@@ -63,12 +64,36 @@ async def first_sequence(stream: Stream, start: Mapping[str, Any], subjects: Seq
     return (await _on_leader(stream, start, subjects)).delivered.stream_seq + 1
 
 
-async def _on_leader(stream: Stream, start: Mapping[str, Any], subjects: Sequence[str]) -> ConsumerInfo:
-    """Return the info of a new consumer on the leader: consumers are made and deleted until one is there."""
-    search = LeaderSearch(stream.name)
+async def on_leader(
+    stream: str, ask_leader: Callable[[], Awaitable[str]], probe: Callable[[], Awaitable[tuple[_T, str]]]
+) -> _T:
+    """Make and delete consumers until one was on the stream's leader; return what that one told.
+
+    Args:
+        stream: Name of the stream.
+        ask_leader: Asks for the name of the stream's leader.
+        probe: Makes and deletes a consumer; returns what it told, and the name of its server.
+
+    Raises:
+        TransportError: The server placed no consumer on the leader.
+        LiftEnvelopeError: Any error of the two functions.
+    """
+    search = LeaderSearch(stream)
     while True:
         if search.needs_leader:
-            search.leader = _server_of((await stream.info()).cluster)
+            search.leader = await ask_leader()
+        found, server = await probe()
+        if search.accepts(server):
+            return found
+
+
+async def _on_leader(stream: Stream, start: Mapping[str, Any], subjects: Sequence[str]) -> ConsumerInfo:
+    """Return the info of a new consumer on the leader, which is deleted at once."""
+
+    async def ask_leader() -> str:
+        return _server_of((await stream.info()).cluster)
+
+    async def probe() -> tuple[ConsumerInfo, str]:
         config = ConsumerConfig(
             name=f"count-{uuid4().hex}",
             ack_policy=AckPolicy.NONE,
@@ -81,8 +106,9 @@ async def _on_leader(stream: Stream, start: Mapping[str, Any], subjects: Sequenc
         consumer = await stream.create_consumer(config)
         info = consumer.cached_info
         await stream.delete_consumer(consumer.name)
-        if search.accepts(_server_of(info.cluster)):
-            return info
+        return info, _server_of(info.cluster)
+
+    return await on_leader(stream.name, ask_leader, probe)
 
 
 async def is_stored(api: Api, stream: str, first: int, last: int) -> bool:

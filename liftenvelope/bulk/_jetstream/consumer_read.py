@@ -16,7 +16,7 @@ from liftenvelope.bulk._engine.plan import retention_error
 from liftenvelope.bulk._engine.range_read import RangeRead
 from liftenvelope.bulk._jetstream.filter_gaps import FilterGaps
 from liftenvelope.bulk._jetstream.pulls import PullsInFlight
-from liftenvelope.bulk._jetstream.requests import new_name, pending, start_at
+from liftenvelope.bulk._jetstream.requests import new_name, on_leader, pending, start_at
 from liftenvelope.errors import (
     BadRequestError,
     CallTimeoutError,
@@ -24,7 +24,7 @@ from liftenvelope.errors import (
     TransportError,
 )
 from liftenvelope.jetstream.api import natural
-from liftenvelope.jetstream.lagging import LeaderSearch, server_of
+from liftenvelope.jetstream.lagging import server_of
 from liftenvelope.jetstream.statuses import StatusKind
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ class ConsumerRead(RangeRead):
         )
         super().__init__(source, span, plan, outlet, rows, source.stream)
         self._skips = FilterGaps(span.start)
-        # Messages that the current consumer had to deliver when it was made.
-        self._left = 0
+        # Messages that the current consumer had to deliver when it was made; end of the stream at that time.
+        self._left, self._stream_end = 0, -1
         self._pulls = PullsInFlight()
         self._consumer = self._inbox = ""
         self._made_at = 0.0
@@ -111,10 +111,10 @@ class ConsumerRead(RangeRead):
 
     def _open(self, link: NatsSocket) -> bool:
         """Create a consumer at the next offset; return True if anything is left to read."""
-        end, is_current = self._make_consumer(link)
+        is_current = self._make_consumer(link)
         if self._source.filters and not self._skips.has_begun and self._plan.on_retention == "raise":
             left = self._left if is_current else self._count_from(self._next)
-            self._count_matching(left, end)
+            self._count_matching(left)
         if self._sid:
             link.unsubscribe(self._sid)
         self._inbox = self._source.access.new_inbox()
@@ -131,7 +131,7 @@ class ConsumerRead(RangeRead):
         self._flush(self._span.stop)
         return False
 
-    def _make_consumer(self, link: NatsSocket) -> tuple[int, bool]:
+    def _make_consumer(self, link: NatsSocket) -> bool:
         """Create a consumer at the next offset, if the stream reaches it.
 
         Only the leader knows that no message is left. So a consumer of another server that has none is
@@ -139,42 +139,37 @@ class ConsumerRead(RangeRead):
         lost, although none is left to deliver.
 
         Returns:
-            The end of the stream, and whether the leader counted what the consumer has to deliver.
+            True if the leader counted what the consumer has to deliver.
 
         Raises:
             TransportError: The server placed no consumer on the leader.
         """
-        search, end = LeaderSearch(self._source.stream), -1
         is_tail = self._source.filters and self._span.stop < 0 and self._plan.on_retention == "raise"
-        while True:
-            if search.needs_leader:
-                end, search.leader = self._check_end(link)
+
+        def make() -> tuple[int, str]:
             self._drop_consumer(link)
             self._consumer, self._made_at = new_name(), time.monotonic()
-            self._left, server = self._source.make_consumer(self._consumer, self._next, self._outlet)
-            is_current = search.accepts(server)
-            if is_current or (self._left and not is_tail):
-                return end, is_current
+            return self._source.make_consumer(self._consumer, self._next, self._outlet)
 
-    def _check_end(self, link: NatsSocket) -> tuple[int, str]:
-        """Check that the stream still reaches the next offset (``_check_not_truncated``).
+        self._left, is_current = on_leader(
+            self._source.stream, lambda: self._check_end(link), make, lambda left: bool(left and not is_tail)
+        )
+        return is_current
 
-        Returns:
-            The end of the stream, and its leader.
-        """
+    def _check_end(self, link: NatsSocket) -> str:
+        """Check that the stream reaches the next offset (``_check_not_truncated``); return its leader."""
         subject = f"{self._source.prefix}.STREAM.INFO.{self._source.stream}"
-        end, leader = link.ask(_end_and_leader, subject)
-        self._check_not_truncated(end)
-        return end, leader
+        self._stream_end, leader = link.ask(_end_and_leader, subject)
+        self._check_not_truncated(self._stream_end)
+        return leader
 
-    def _count_matching(self, left: int, end: int) -> None:
+    def _count_matching(self, left: int) -> None:
         """Count the messages of the range that match, as of now. Only needed if the server filters.
 
         Args:
             left: Number of messages that match from the next offset on.
-            end: End of the stream.
         """
-        stop = end if self._span.stop < 0 else self._span.stop
+        stop = self._stream_end if self._span.stop < 0 else self._span.stop
         self._skips.begin(left - self._count_from(stop), stop, time.monotonic())
 
     def _count_from(self, offset: int) -> int:

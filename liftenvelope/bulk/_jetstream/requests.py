@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from liftenvelope.bulk._engine.crew import Outlet
     from liftenvelope.bulk.access import Target
 
-__all__ = ["JetStreamRequests", "consumer_request", "new_name", "pending", "start_at"]
+__all__ = ["JetStreamRequests", "consumer_request", "new_name", "on_leader", "pending", "start_at"]
 
 _T = TypeVar("_T")
 _SECOND: Final = 1_000_000_000
@@ -56,6 +56,36 @@ def start_at(offset: int) -> dict[str, Any]:
 def pending(info: dict[str, Any]) -> int:
     """Return the number of messages that a consumer has yet to deliver."""
     return natural(info["num_pending"])
+
+
+def on_leader(
+    stream: str,
+    ask_leader: Callable[[], str],
+    make: Callable[[], tuple[_T, str]],
+    is_enough: Callable[[_T], bool] = lambda _: False,
+) -> tuple[_T, bool]:
+    """Make consumers until one is on the stream's leader: the blocking ``jetstream.counting.on_leader``.
+
+    Args:
+        stream: Name of the stream.
+        ask_leader: Asks for the name of the stream's leader.
+        make: Makes a consumer in place of the last one; returns what it told, and the name of its server.
+        is_enough: Returns True if what a consumer told is enough, wherever it is. Default: never.
+
+    Returns:
+        What the last consumer told, and True if it is on the leader.
+
+    Raises:
+        TransportError: The server placed no consumer on the leader.
+    """
+    search = LeaderSearch(stream)
+    while True:
+        if search.needs_leader:
+            search.leader = ask_leader()
+        found, server = make()
+        is_there = search.accepts(server)
+        if is_there or is_enough(found):
+            return found, is_there
 
 
 def consumer_request(
@@ -285,16 +315,14 @@ class JetStreamRequests:
         def number_and_server(answer: dict[str, Any]) -> tuple[int, str]:
             return read(answer), server_of(answer)
 
-        request = consumer_request(self.stream, start, filters, inactive=5)
-        search = LeaderSearch(self.stream)
-        while True:
-            if search.needs_leader:
-                search.leader = self.ask(server_of, f"STREAM.INFO.{self.stream}")
+        def make() -> tuple[int, str]:
             name = new_name()
-            found, server = self.ask(number_and_server, f"CONSUMER.CREATE.{self.stream}.{name}", request)
+            made = self.ask(number_and_server, f"CONSUMER.CREATE.{self.stream}.{name}", request)
             self.ask(_all, f"CONSUMER.DELETE.{self.stream}.{name}")
-            if search.accepts(server):
-                return found
+            return made
+
+        request = consumer_request(self.stream, start, filters, inactive=5)
+        return on_leader(self.stream, lambda: self.ask(server_of, f"STREAM.INFO.{self.stream}"), make)[0]
 
     def config_and_extent(self) -> tuple[dict[str, Any], Extent]:
         """Return the config and the current extent of the stream.

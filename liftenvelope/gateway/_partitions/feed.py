@@ -31,7 +31,8 @@ from liftenvelope.errors import (
 )
 from liftenvelope.gateway._partitions.pull_window import PullBudget, PullWindow
 from liftenvelope.jetstream.abandoned import created_or_removed
-from liftenvelope.jetstream.lagging import LeaderSearch, server_of
+from liftenvelope.jetstream.counting import on_leader
+from liftenvelope.jetstream.lagging import server_of
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.receiving import subscribe_direct
 
@@ -127,16 +128,15 @@ async def ask_start(api: Api, stream: str, timestamp_ns: int) -> int:
     """
     seconds, rest = divmod(max(timestamp_ns, 0), _NS)
     start = {"deliver_policy": "by_start_time", "opt_start_time": f"{_utc(seconds)}.{rest:09d}Z"}
-    search = LeaderSearch(stream)
-    while True:
-        if search.needs_leader:
-            search.leader = await api.request_as(server_of, f"STREAM.INFO.{stream}")
+
+    async def probe() -> tuple[int, str]:
         name = secrets.token_hex(8)
         # The consumer's start position is the answer. It is deleted without a pull.
         info = await _make(api, stream, name, _config(name, budget_of(api.nc).inactivity) | start)
         await _delete(api, stream, name)
-        if search.accepts(server_of(info)):
-            return int(info["delivered"]["stream_seq"]) + 1
+        return int(info["delivered"]["stream_seq"]) + 1, server_of(info)
+
+    return await on_leader(stream, partial(api.request_as, server_of, f"STREAM.INFO.{stream}"), probe)
 
 
 def _utc(seconds: int) -> str:
