@@ -7,7 +7,6 @@ so the number of stored rows is exact even then.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +14,7 @@ from liftenvelope import _native
 from liftenvelope.bulk._writes.fast_batch import FLOW, FastBatch
 from liftenvelope.bulk._writes.publisher import MOST_BYTES, PIECE, RowPublisher, WriteLink
 from liftenvelope.bulk.outgoing import Written
-from liftenvelope.errors import JetStreamError, PermissionDeniedError, TransportError
+from liftenvelope.errors import JetStreamError, TransportError
 
 if TYPE_CHECKING:
     from liftenvelope.bulk._writes.portions import Portion
@@ -110,14 +109,9 @@ class FastPublisher(RowPublisher):
             self._batch = None
             return
 
-        def has_ended() -> bool:
-            while True:
-                with contextlib.suppress(PermissionDeniedError):
-                    return self._take(batch) and batch.has_ended
-
         self._say(batch.base, batch.last_word())
         self._end_sent = True
-        self._link.wait(has_ended, lambda: self._ask(batch))
+        self._link.wait_past_denials(lambda: self._take(batch) and batch.has_ended, lambda: self._ask(batch))
         if batch.count is not None and (self._is_exact or not batch.was_cut_short):
             self._batch, self._done = None, self._done + batch.count
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -10,7 +9,6 @@ from liftenvelope import _native
 from liftenvelope.bulk._writes.publisher import MOST_BYTES, PIECE, RowPublisher, WriteLink
 from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.bulk.outgoing import Written
-from liftenvelope.errors import PermissionDeniedError
 from liftenvelope.jetstream.publish_frames import PubAck
 
 if TYPE_CHECKING:
@@ -88,13 +86,11 @@ class PipelinedPublisher(RowPublisher):
         """Wait until each row is acked or denied: the server answers the ones and reports the others."""
 
         def known() -> bool:
-            while True:
-                self._denied = self._link.socket.denied
-                with contextlib.suppress(PermissionDeniedError):
-                    self._take()
-                    return self.unknown == 0
+            self._denied = self._link.socket.denied
+            self._take()
+            return self.unknown == 0
 
-        self._link.wait(known)
+        self._link.wait_past_denials(known)
 
     def _failed(self, error: LiftEnvelopeError, hint: str = "") -> WriteFailedError:
         if self.unknown and not self._again:

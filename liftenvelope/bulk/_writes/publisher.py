@@ -134,6 +134,16 @@ class WriteLink:
             if idle is not None:
                 idle()
 
+    def wait_past_denials(self, heard: Callable[[], bool], idle: Callable[[], None] | None = None) -> None:
+        """Receive until a condition holds, as :meth:`wait`, also past publishes that the server denies."""
+
+        def heard_the_rest() -> bool:
+            while True:
+                with contextlib.suppress(PermissionDeniedError):
+                    return heard()
+
+        self.wait(heard_the_rest, idle)
+
     def look(self, heard: Callable[[], bool]) -> None:
         """Consume what has arrived, without waiting."""
         while self.socket.fill(0):
