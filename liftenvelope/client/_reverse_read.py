@@ -56,6 +56,11 @@ class ReverseRead(PartitionRead):
     _came_forwards = False
 
     @property
+    def position(self) -> int | None:
+        """Highest offset that is still to be read; None if it is unknown, or the read got below offset 0."""
+        return None if self.next_offset is None or self.next_offset < 0 else self.next_offset
+
+    @property
     def ends_at_newest(self) -> bool:
         """False: a reverse read ends at a lower offset."""
         return False

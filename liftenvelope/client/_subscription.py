@@ -135,12 +135,13 @@ class Subscription(MessageReader):
     def position(self) -> int | None:
         """Offset of the next message, or a later one; None while it is unknown.
 
+        With ``reverse``: of the next message, or an earlier one; None also once no message is left.
         A subscription that starts at this offset continues where this one is, also after the end of the
         ``with`` block.
         """
         for message in self._kept():
             return message.offset
-        return self._read.next_offset if self._dropped is None else self._dropped
+        return self._read.position if self._dropped is None else self._dropped
 
     @property
     def positions(self) -> dict[tuple[str, int], int | None]:

@@ -194,6 +194,7 @@ class BlockingSubscription(BlockingReader):
     def position(self) -> int | None:
         """Offset of the next message, or a later one; None while it is unknown.
 
+        With ``reverse``: of the next message, or an earlier one; None also once no message is left.
         A subscription that starts at this offset continues where this one is, also after the end of the
         ``with`` block.
         """

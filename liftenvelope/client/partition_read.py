@@ -148,6 +148,11 @@ class PartitionRead:
         return self.stop is not None and self.stop.at is not At.OFFSET
 
     @property
+    def position(self) -> int | None:
+        """Offset at which another read continues this one; None if it is unknown, or nothing is left."""
+        return self.next_offset
+
+    @property
     def needs_info(self) -> bool:
         """True if :meth:`begin` needs the state of the partition."""
         return self.ends_at_newest or self.start.at not in (At.EARLIEST, At.OFFSET)

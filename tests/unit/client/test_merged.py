@@ -141,11 +141,11 @@ class TestMerged:
                 client_of([broker]) as client,
                 client.subscribe("foo", partition="all", reverse=True) as reader,
             ):
-                seen = {("foo", partition): 3 for partition in range(3)}
+                seen: dict[tuple[str, int], int | None] = {("foo", partition): 3 for partition in range(3)}
                 for _ in range(12):
                     got = await reader.next()
                     assert got is not None
-                    seen["foo", got.partition] = got.offset - 1
+                    seen["foo", got.partition] = got.offset - 1 if got.offset else None
                     assert reader.positions == seen
                 assert await reader.next() is None
 

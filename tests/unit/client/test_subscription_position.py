@@ -108,3 +108,29 @@ async def test_position_is_not_moved_by_messages_that_cannot_be_decoded(way: str
                 with pytest.raises((RpcError, EnvelopeError)):
                     await two_messages(reader, way)
         assert reader.position == 1
+
+
+async def test_position_after_a_whole_reverse_read_is_unknown() -> None:
+    async with scripted() as (broker,), client_of([broker]) as client:
+        broker.log(*range(3))
+        async with client.subscribe("foo", reverse=True) as reader:
+            assert [one.offset async for one in reader] == [2, 1, 0]
+            assert (reader.position, reader.positions) == (None, {("foo", 0): None})
+        assert (reader.position, reader.positions) == (None, {("foo", 0): None})
+
+
+async def test_position_after_a_reverse_read_down_to_its_stop_is_the_offset_below() -> None:
+    async with scripted() as (broker,), client_of([broker]) as client:
+        broker.log(*range(5))
+        async with client.subscribe("foo", reverse=True, stop=2) as reader:
+            assert [one.offset async for one in reader] == [4, 3, 2]
+        assert reader.position == 1
+        assert await read(client, start=1, reverse=True) == [1, 0]
+
+
+async def test_position_of_a_reverse_read_of_an_empty_partition_is_unknown() -> None:
+    async with scripted() as (broker,), client_of([broker]) as client:
+        broker.log()
+        async with client.subscribe("foo", reverse=True) as reader:
+            assert [one.offset async for one in reader] == []
+        assert reader.position is None
