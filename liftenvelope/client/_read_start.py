@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from liftenvelope.client._cursors import Cursors
     from liftenvelope.client._streams import Streams
     from liftenvelope.client.core import ClientContext
-    from liftenvelope.client.metadata import PartitionInfo
+    from liftenvelope.client.metadata import PartitionInfo, StreamInfo
     from liftenvelope.client.partition_read import PartitionRead
     from liftenvelope.client.positions import StartAt
 
@@ -67,7 +67,10 @@ class ReadStart:
         found: int | None = None
         if start.cursor is not None:
             found = await self._cursors.fetch_cursor(start.cursor.id, read.stream, read.partition)
-        info = await self._info(deadline, probe) if read.needs_info else None
+        # Not from the cache: the creation time of an earlier stream of that name would fail the read later.
+        stream = await self._cluster.stream(read.stream, deadline, refresh=True)
+        read.created_ns = stream.created_ns
+        info = await self._info(stream, deadline, probe) if read.needs_info else None
         if info is not None:
             start, info = await self._after_cursor(start, found, info, deadline)
             if read.ends_at_newest:
@@ -78,8 +81,9 @@ class ReadStart:
             first = await lookup.at_time(start.number, info.newest_offset)
         read.begin(start, info, first)
 
-    async def _info(self, deadline: Deadline, probe: Callable[[Deadline], Awaitable[None]]) -> PartitionInfo:
-        stream = await self._cluster.stream(self._read.stream, deadline, refresh=True)
+    async def _info(
+        self, stream: StreamInfo, deadline: Deadline, probe: Callable[[Deadline], Awaitable[None]]
+    ) -> PartitionInfo:
         known = stream.partitions.get(self._read.partition)
         if known is not None and known.paused:
             # A paused partition has no leader to ask, and servers may never clear the flag.

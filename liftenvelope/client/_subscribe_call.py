@@ -39,9 +39,11 @@ async def open_call(
         RpcError: The server refused the call, or did not confirm it in time.
         TransportError: The broker could not be reached.
         NotLeaderError: The partition has no leader.
+        StreamDeletedError: The stream is another one than the read began with.
     """
     find = cluster.replica_address if read.read_isr_replica else cluster.leader_address
     address = await find(read.stream, read.partition, deadline, refresh=refresh)
+    read.check_stream(await cluster.stream(read.stream, deadline))
     channel = await cluster.connections.channel(address, deadline.left)
     # No deadline: servers can end a call at its deadline with OK, which means a fenced group member.
     call = channel.server_stream("/proto.API/Subscribe", read.request(resume=resume).SerializeToString())

@@ -26,12 +26,13 @@ from liftenvelope.errors import (
     PartitionPausedError,
     ReadonlyPartitionError,
     ServerProtocolError,
+    StreamDeletedError,
     TransportError,
 )
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
-    from liftenvelope.client.metadata import PartitionInfo
+    from liftenvelope.client.metadata import PartitionInfo, StreamInfo
     from liftenvelope.envelope import Message
 
 __all__ = [
@@ -104,6 +105,7 @@ class PartitionRead:
         next_offset: Next offset to read; None while only the server knows the start.
         reached: Highest offset that the partition is known to have had, None if unknown.
         finished: Whether every message up to the stop was received.
+        created_ns: Creation time of the stream in ns since 1970; 0 until it is known.
     """
 
     reverse = False
@@ -127,6 +129,7 @@ class PartitionRead:
         self.read_isr_replica = read_isr_replica
         self.group = group
         self.finished = False
+        self.created_ns = 0
         self._has_read = False
         # Newest offset of the partition when the read began.
         self._counted = -1
@@ -143,14 +146,14 @@ class PartitionRead:
         return f"{self.stream}[{self.partition}]"
 
     @property
-    def ends_at_newest(self) -> bool:
-        """True if the read ends at the message that was the newest one when it began, or before."""
-        return self.stop is not None and self.stop.at is not At.OFFSET
-
-    @property
     def position(self) -> int | None:
         """Offset at which another read continues this one; None if it is unknown, or nothing is left."""
         return self.next_offset
+
+    @property
+    def ends_at_newest(self) -> bool:
+        """True if the read ends at the message that was the newest one when it began, or before."""
+        return self.stop is not None and self.stop.at is not At.OFFSET
 
     @property
     def needs_info(self) -> bool:
@@ -191,6 +194,22 @@ class PartitionRead:
             # Servers do not send messages beyond the high watermark.
             self._stop_offset = info.high_watermark
             self.finished = info.high_watermark < (self.next_offset or 0)
+
+    def check_stream(self, stream: StreamInfo) -> None:
+        """Check that a stream is the one that the read began with.
+
+        A stream that was deleted and created again has other messages at the offsets of the first one. Its
+        creation time is decided once for all brokers, which keep it over restarts.
+
+        Args:
+            stream: Metadata of the stream, as of now.
+
+        Raises:
+            StreamDeletedError: It is another stream of that name.
+        """
+        if self.created_ns and stream.created_ns and stream.created_ns != self.created_ns:
+            text = f"{self.name}: the stream was deleted, and another one of that name was created since"
+            raise StreamDeletedError(StatusCode.NOT_FOUND, f"{text}: read that one from its start")
 
     def shortened(self, newest: int) -> bool:
         """Move the start back if the partition has lost messages before anything was read.

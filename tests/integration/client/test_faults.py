@@ -23,7 +23,6 @@ from liftenvelope.envelope import Message
 from liftenvelope.errors import (
     AckTimeoutError,
     CallTimeoutError,
-    OffsetOutOfRangeError,
     StreamDeletedError,
     SubscriptionLostError,
     TransportError,
@@ -401,7 +400,10 @@ async def test_deleted_in_the_meantime(client: Client, proxy: FaultProxy, name: 
                 await anext(messages)
 
 
-async def test_made_anew_in_the_meantime(client: Client, proxy: FaultProxy, name: str) -> None:
+@pytest.mark.parametrize("count", [0, 2, 30])
+async def test_stream_that_was_made_anew_during_a_loss_is_not_read_on(
+    client: Client, proxy: FaultProxy, name: str, count: int
+) -> None:
     # Offsets begin at 0 again: what is there now is not what comes after what was read.
     await client.create_stream(name, name)
     await fill(client, name, 5)
@@ -411,12 +413,10 @@ async def test_made_anew_in_the_meantime(client: Client, proxy: FaultProxy, name
         proxy.cut()
         await client.delete_stream(name)
         await client.create_stream(name, name)
-        await fill(client, name, 2)
+        await fill(client, name, count)
         proxy.accept()
-        with pytest.raises(OffsetOutOfRangeError, match=name) as info:
-            async with asyncio.timeout(60):
-                await anext(messages)
-        assert (info.value.wanted, info.value.newest) == (5, 1)
+        with pytest.raises(StreamDeletedError, match="another one of that name"):
+            await take(messages, 1)
 
 
 async def test_a_slow_reader_whose_messages_are_removed(client: Client, name: str) -> None:
@@ -450,3 +450,25 @@ async def test_a_slow_reader_whose_messages_are_removed(client: Client, name: st
     assert offsets == sorted(set(offsets))
     assert len(offsets) < 301
     assert offsets[-50:] == list(range(251, 301))
+
+
+@pytest.mark.parametrize("change", ["pause", "readonly", "restart"])
+async def test_creation_time_of_a_stream_is_kept(
+    cluster: LiftbridgeCluster, client: Client, name: str, change: str
+) -> None:
+    await client.create_stream(name, name)
+    await fill(client, name, 3)
+    before = (await client.fetch_metadata(streams=[name])).streams[name].created_ns
+    if change == "pause":
+        await client.pause_stream(name)
+        await client.publish(name, b"wakes it")
+    elif change == "readonly":
+        await client.set_stream_readonly(name)
+        await client.set_stream_readonly(name, readonly=False)
+    else:
+        interrupt(cluster)
+        cluster.start()
+    assert before > 0
+    async with client.subscribe(name, start=0) as messages:  # the server has read its log
+        assert len(await take(messages, 3)) == 3
+    assert (await client.fetch_metadata(streams=[name])).streams[name].created_ns == before
