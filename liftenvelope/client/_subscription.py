@@ -202,41 +202,46 @@ class Subscription(MessageReader):
     # Calls
 
     async def _subscribe(self, deadline: Deadline, read: PartitionRead | None = None) -> None:
-        """Make a call and wait for its handshake; retry it where another broker or a pause may help.
+        """Make a call and wait for its handshake.
 
         If the broker is lost after the read has begun, the read continues as after any loss.
+        """
+        try:
+            await self._make_call(deadline, read or self._read)
+        except (CallTimeoutError, NotLeaderError, TransportError, RpcError) as exc:
+            is_refusal = isinstance(exc, RpcError) and fate_of(exc) is Fate.REFUSED
+            if not self._begun or is_refusal:
+                raise
+            await self._resubscribe(exc, closed=False)
+
+    async def _make_call(self, deadline: Deadline, read: PartitionRead) -> None:
+        """Make a call and wait for its handshake; retry it where another broker or a pause may help.
+
+        Once the read has begun, a lost broker is not waited for here.
+
+        Raises:
+            CallTimeoutError, NotLeaderError, TransportError, RpcError: The broker is lost.
+            LiftEnvelopeError: The server refused the call.
         """
         attempt = 0
         while True:
             try:
-                await self._attempt(read or self._read, deadline, resume=self._resume, refresh=attempt > 0)
+                await self._attempt(read, deadline, resume=self._resume, refresh=attempt > 0)
             except (RpcError, TransportError) as exc:
-                verdict = (read or self._read).ended(exc)
+                verdict = read.ended(exc)
                 if verdict is Verdict.FINISHED:
-                    self._read.finished = read is None
+                    self._read.finished = read is self._read
                     return
-                if verdict is Verdict.LOST and self._begun:
-                    await self._resubscribe(exc, closed=False)
-                    return
-                try:
-                    late = attempt < _LATE_ATTEMPTS and await self._may_pass(verdict, deadline)
-                except (CallTimeoutError, TransportError) as lost:
-                    if not self._begun:
-                        raise
-                    await self._resubscribe(lost, closed=False)
-                    return
-                again = late or (verdict is Verdict.LOST and fate_of(exc) is not Fate.REFUSED)
+                if verdict is Verdict.LOST:
+                    again = not self._begun and fate_of(exc) is not Fate.REFUSED
+                else:
+                    again = attempt < _LATE_ATTEMPTS and await self._may_pass(verdict, deadline)
                 if deadline.is_over or self.closed or not again:
                     raise self._to_raise(verdict, exc) from exc
                 attempt += 1
                 await asyncio.sleep(deadline.pause_before(attempt))
                 if deadline.is_over:
                     raise self._to_raise(verdict, exc) from exc
-            except (CallTimeoutError, NotLeaderError) as exc:  # of the search for the leader
-                if not self._begun:
-                    raise
-                await self._resubscribe(exc, closed=False)
-                return
             else:
                 return
 
