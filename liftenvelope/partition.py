@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from itertools import islice
 from operator import index
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from liftenvelope._checks import as_optional_bytes
 from liftenvelope.errors import UsageError, UsageTypeError
@@ -27,6 +28,8 @@ __all__ = [
 
 #: User-defined choice: ``(key, value, partitions) -> partition``. An absent key is ``b""``.
 PartitionChoice: TypeAlias = Callable[[bytes, bytes, int], int]
+#: Maximum number of streams whose turns a :class:`RoundRobinPartitioner` remembers.
+_MOST_STREAMS: Final = 10_000
 
 
 class Partitioner(Protocol):
@@ -70,6 +73,8 @@ class KeyPartitioner:
 class RoundRobinPartitioner:
     """Sends the messages of each stream to its partitions in turn, starting at 0.
 
+    Remembers the turns of the last 10,000 streams at most. A stream that was forgotten starts at 0 again.
+
     Example:
         >>> turns = RoundRobinPartitioner()
         >>> [turns.partition("orders", None, b"...", 3) for _ in range(4)]
@@ -82,8 +87,11 @@ class RoundRobinPartitioner:
     def partition(self, stream: str, key: bytes | None, value: bytes, partitions: int) -> int:  # noqa: ARG002
         """Return the next partition of the stream; see :meth:`Partitioner.partition`."""
         _check_partitions(partitions)
-        turn = self._counters.get(stream, 0)
-        self._counters[stream] = turn + 1
+        turn = self._counters.pop(stream, 0)
+        self._counters[stream] = turn + 1  # as the newest one
+        if len(self._counters) > _MOST_STREAMS:
+            # Half at once, so that the cost per stream is constant.
+            self._counters = dict(islice(self._counters.items(), _MOST_STREAMS // 2, None))
         return turn % partitions
 
 

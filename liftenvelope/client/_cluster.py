@@ -11,13 +11,14 @@ from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
 from liftenvelope.client._connections import Connections
 from liftenvelope.client._events import MetadataRefreshed
+from liftenvelope.client._recent import MOST_NAMES, note
 from liftenvelope.client._selection import choose_broker
-from liftenvelope.client.failures import call_error
+from liftenvelope.client._shared_requests import SharedRequests
+from liftenvelope.client.failures import call_error, no_such_partition, no_such_stream
 from liftenvelope.client.metadata import Metadata, StreamInfo, decode_metadata, make_metadata, merged
 from liftenvelope.client.retries import RETRIES, Fate, fate_of
 from liftenvelope.errors import (
     CallTimeoutError,
-    NoSuchPartitionError,
     NoSuchStreamError,
     NotLeaderError,
     TransportError,
@@ -25,7 +26,7 @@ from liftenvelope.errors import (
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Sequence
+    from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 
     from liftenvelope.client.metadata import BrokerInfo
     from liftenvelope.client.options import Options
@@ -65,17 +66,15 @@ class Cluster:
         self._streams: dict[str, tuple[StreamInfo, float]] = {}
         # Number of cached streams at which outdated ones are dropped.
         self._tidy_at = _FEW
-        self._fetching: dict[str, asyncio.Task[Metadata]] = {}
-        #: Streams that existed at some time -> loop time since which each is missing, None while it exists.
+        self._fetching: SharedRequests[str, Metadata] = SharedRequests("FetchMetadata")
+        #: Streams that existed lately -> loop time since which each is missing, None while it exists.
         self._seen: dict[str, float | None] = {}
         self._closed = False
 
     async def close(self) -> None:
         """Close every connection and cancel pending metadata requests. Open calls fail."""
         self._closed = True
-        for task in self._fetching.values():
-            task.cancel()
-        await asyncio.gather(*self._fetching.values(), return_exceptions=True)
+        await self._fetching.close()
         await self.connections.close()
 
     # Calls
@@ -251,7 +250,8 @@ class Cluster:
         if len(self._brokers) > self.options.max_brokers:  # a server that names new brokers in every answer
             self._brokers = dict(metadata.brokers)
         self._streams.update({name: (stream, now) for name, stream in metadata.streams.items()})
-        self._seen.update(dict.fromkeys(metadata.streams))
+        for name in metadata.streams:
+            note(self._seen, name, None, max(MOST_NAMES, 2 * len(self._streams)))
         if len(self._streams) > self._tidy_at:
             self._drop_outdated(now)
         if not earlier:
@@ -267,7 +267,7 @@ class Cluster:
         self._tidy_at = max(_FEW, 2 * len(self._streams))
 
     def _forget_gone(self, now: float) -> None:
-        """Bound ``_seen`` when all streams are listed: forget streams that have been missing for long."""
+        """Forget streams that have been missing for long. Called when all streams are listed."""
         since = {name: now if at is None else at for name, at in self._seen.items()}
         self._seen = {name: at for name, at in since.items() if now - at < _GONE_AFTER}
 
@@ -295,7 +295,7 @@ class Cluster:
                 return found
             late += 1
             if self._is_gone(name, late):
-                raise NoSuchStreamError(StatusCode.NOT_FOUND, f"there is no stream {name!r}")
+                raise no_such_stream(name)
             if deadline.is_over:
                 raise self._missing(name)
             pause = pause_before(late, longest=_MISSING_PAUSE, jitter=0.0)
@@ -316,33 +316,18 @@ class Cluster:
 
     def _missing(self, name: str) -> NoSuchStreamError | CallTimeoutError:
         if name not in self._seen:
-            return NoSuchStreamError(StatusCode.NOT_FOUND, f"there is no stream {name!r}")
+            return no_such_stream(name)
         return CallTimeoutError(
             f"stream {name!r} was found before and is missing now: a broker may have just started"
         )
 
     async def _fetch_once(self, name: str, deadline: Deadline) -> Metadata:
-        """Fetch one stream's metadata; concurrent requests for the same stream share one call."""
-        task = self._fetching.get(name)
-        if task is None:
-            task = asyncio.create_task(self.fetch([name], deadline=Deadline(self.options.timeout)))
-            self._fetching[name] = task
-            task.add_done_callback(lambda task: self._fetched(name, task))
-        done, _ = await asyncio.wait([task], timeout=deadline.left)
-        if not done:
-            raise call_error(
-                "FetchMetadata",
-                RpcError(StatusCode.DEADLINE_EXCEEDED, f"no answer came within {deadline.timeout:.4g} s"),
-                f"stream {name!r}",
-            )
-        if task.cancelled():
-            raise CallNotProcessedError("the client is closed")
-        return task.result()
+        """Fetch the metadata of one stream. Concurrent callers for the same name share one call."""
 
-    def _fetched(self, name: str, task: asyncio.Task[Metadata]) -> None:
-        self._fetching.pop(name, None)
-        if not task.cancelled():
-            task.exception()  # marks it as retrieved: the waiters raise it, but all may have been cancelled
+        def fetch() -> Coroutine[None, None, Metadata]:
+            return self.fetch([name], deadline=Deadline(self.options.timeout))
+
+        return await self._fetching.result(name, fetch, deadline, f"stream {name!r}")
 
     async def leader_address(
         self, stream: str, partition: int, deadline: Deadline, *, refresh: bool = False, wait: bool = True
@@ -359,10 +344,7 @@ class Cluster:
             found = await self.stream(stream, deadline, refresh=refresh or attempt > 0)
             if partition not in found.partitions:
                 if refresh or attempt:
-                    raise NoSuchPartitionError(
-                        StatusCode.NOT_FOUND,
-                        f"stream {stream!r} has no partition {partition}, but {len(found.partitions)} from 0",
-                    )
+                    raise no_such_partition(stream, partition, len(found.partitions))
             else:
                 leader = self._brokers.get(found.partitions[partition].leader)
                 if leader is not None:

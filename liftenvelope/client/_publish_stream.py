@@ -1,8 +1,9 @@
 """Pipelined publishing: one PublishAsync stream per broker.
 
 :class:`PublishStreams`, one per client, finds the stream for a partition, makes correlation ids, and watches
-the deadlines of all messages with one timer. A :class:`Lane` is one stream, which is reopened when it is
-lost. :class:`~liftenvelope.client._in_flight.InFlight` decides the outcomes of a stream's messages.
+the deadlines of all messages with one timer. A :class:`~liftenvelope.client._lane.Lane` is one stream, which
+is reopened when it is lost. :class:`~liftenvelope.client._in_flight.InFlight` decides the outcomes of a
+stream's messages.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from liftenvelope._deadlines import Deadline, DeadlineBuckets
 from liftenvelope._wire import IdSource
-from liftenvelope.client._in_flight import DONE, Entry, InFlight, Outcome, Sink
-from liftenvelope.client._leader_check import LOOK_UP, until_served
-from liftenvelope.client.publish_codec import read_publish_responses
+from liftenvelope.client._in_flight import DONE, Entry, Outcome, Sink
+from liftenvelope.client._lane import Lane
+from liftenvelope.client._leader_check import LOOK_UP
+from liftenvelope.client._recent import MOST_NAMES
+from liftenvelope.client.failures import no_such_partition
 from liftenvelope.client.publish_permission import PublishPermissions
 from liftenvelope.envelope import Ack
 from liftenvelope.errors import (
-    EnvelopeError,
     LiftEnvelopeError,
     NoSuchPartitionError,
     NoSuchStreamError,
@@ -28,190 +30,19 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.partition import RoundRobinPartitioner
-from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from liftenvelope.client._cluster import Cluster
     from liftenvelope.client.metadata import StreamInfo
-    from liftenvelope.rpc.aio import Call
 
-__all__ = ["MAX_WAITING_BYTES", "Lane", "PublishStreams"]
+__all__ = ["MAX_WAITING_BYTES", "PublishStreams"]
 
 #: Backpressure limit: producers that can wait do so while more bytes than this are unsent on all streams.
 MAX_WAITING_BYTES: Final = 1024 * 1024
-#: Bytes handed to the transport at once. Messages that were handed over count as sent.
-_CHUNK_BYTES: Final = 128 * 1024
 #: Resolution of deadlines in seconds: a timeout can be noticed this late.
 _RESOLUTION: Final = 0.02
-#: Seconds to wait for leaders after a loss. Waiting messages are then sent without a confirmed leader.
-_PATIENCE: Final = 5.0
-#: Seconds after a loss in which new streams wait for leaders too.
-_WARY: Final = 10.0
-_METHOD: Final = "/proto.API/PublishAsync"
-
-
-class Lane:
-    """Publish stream to one broker, reopened to another broker if the first one can't be reached.
-
-    The task of a lane runs until the stream was idle for ``keep_alive_time``, or was lost with no message on
-    it.
-    """
-
-    # _serve alternates between _connect and _converse. _converse has one writer task, which sends what waits,
-    # and receives answers in a callback. At the end of the call, flight.ended() settles each message or makes
-    # the message wait for the next call.
-
-    def __init__(self, streams: PublishStreams, address: str) -> None:
-        self.flight = InFlight()
-        self._streams = streams
-        self._cluster = streams.cluster
-        self._address = address
-        self._call: Call | None = None
-        self._garbled: RpcError | None = None
-        self._wake: asyncio.Future[None] | None = None
-        # _used: an answer came since the last idle check. _closing: the client has half-closed the call.
-        self._used = True
-        self._closing = False
-        # Losses and failed connects in a row. Starts at 1 if another lane was lost a short time ago.
-        self._lost = int(asyncio.get_running_loop().time() < streams.wary_until)
-        self._idle_timer: asyncio.TimerHandle | None = None
-        self._task = asyncio.create_task(self._serve())
-
-    def wake(self) -> None:
-        """Send the waiting messages as soon as possible."""
-        if self._wake is None or self._wake.done():
-            return  # the writer is running, or there is no call
-        call = self._call
-        if call is not None and self._closing:
-            call.cancel()  # no message is in flight, and Liftbridge may take 5 s to end a half-closed call
-        elif call is not None and call.is_idle:
-            # Saves the first messages the turn of the event loop that the writer needs to start.
-            call.send_soon(self._take())
-        if self.flight.has_waiting:
-            self._wake.set_result(None)
-
-    def _take(self) -> list[bytes]:
-        """Take the requests to send next, and wake producers that wait for room."""
-        was_full = self._streams.is_full
-        requests = self.flight.take(_CHUNK_BYTES)
-        if was_full:
-            self._streams.wake()
-        return requests
-
-    async def close(self) -> None:
-        """End the lane. Messages without an outcome are settled as lost."""
-        if self._call is not None and not self._closing:
-            self._call.half_close()
-        self._task.cancel()
-        try:
-            await asyncio.gather(self._task, return_exceptions=True)
-        finally:
-            self._streams.settle(self.flight.abandon("the client was closed"))
-
-    async def _serve(self) -> None:
-        """Keep the stream open until it is idle, or was lost with no message on it."""
-        failed: list[str] = []
-        self._look_later()
-        try:
-            while True:
-                call = await self._connect(failed)
-                if call is not None:
-                    await self._converse(call)
-                if not self.flight.pending:
-                    break
-        finally:
-            if self._idle_timer is not None:
-                self._idle_timer.cancel()
-            self._streams.retire(self)
-
-    async def _connect(self, failed: list[str]) -> Call | None:
-        """Open the call to the lane's broker, or to any other one if that failed; None if no call was opened.
-
-        After a loss, a pause and a wait for leaders come first.
-        """
-        deadline = Deadline(self._cluster.options.connect_timeout)
-        if self._lost:
-            await asyncio.sleep(deadline.pause_before(self._lost))
-            await until_served(self._cluster, lambda: self.flight.partitions, Deadline(_PATIENCE))
-        address = await self._cluster.any_broker(failed, deadline) if failed else self._address
-        try:
-            channel = await self._cluster.connections.channel(address)
-            call = channel.bidi(_METHOD)
-        except (CallNotProcessedError, RpcError):
-            # Nothing was sent: messages keep waiting until their deadline.
-            self._note_loss()
-            failed.append(address)
-            return None
-        failed.clear()
-        return call
-
-    async def _converse(self, call: Call) -> None:
-        """Send and receive until the call ends."""
-        self._call, self._closing, self._garbled = call, False, None
-        call.listen(self._answered)
-        writer = asyncio.create_task(self._write(call))
-        error: RpcError | TransportError | None = None
-        try:
-            await call.receive()  # answers go to the listener: this returns or raises at the end of the call
-        except (RpcError, TransportError) as exc:
-            error = self._cause(exc)
-        finally:
-            self._call = None
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
-        if not self._closing:
-            self._note_loss()
-        self._streams.settle(self.flight.ended(error))
-
-    def _cause(self, error: RpcError | TransportError) -> RpcError | TransportError:
-        """Return the error that ended the stream: an unreadable answer if there was one, else the call's."""
-        return self._garbled or error
-
-    def _answered(self, payloads: list[bytes]) -> None:
-        """Process answers, called as they come from the socket."""
-        if self._garbled is not None:
-            return
-        self._used, self._lost = True, 0
-        try:
-            responses = read_publish_responses(payloads)
-        except EnvelopeError as exc:
-            self._garbled = RpcError(StatusCode.INTERNAL, f"the server's answer can't be read: {exc}")
-            if self._call is not None:  # later, because the connection is delivering received data now
-                asyncio.get_running_loop().call_soon(self._call.cancel)
-            return
-        self._streams.settle(self.flight.feed(responses))
-
-    def _note_loss(self) -> None:
-        self._lost += 1
-        self._streams.wary_until = asyncio.get_running_loop().time() + _WARY
-
-    async def _write(self, call: Call) -> None:
-        """Send waiting messages in large chunks, as fast as the transport accepts them."""
-        flight = self.flight
-        try:
-            while True:
-                while flight.has_waiting and not self._closing:
-                    await call.send(self._take())
-                self._wake = asyncio.get_running_loop().create_future()
-                await self._wake
-        except (RpcError, TransportError):
-            return  # _converse gets the same error and settles the messages
-        finally:
-            self._wake = None
-
-    def _look_later(self) -> None:
-        seconds = self._cluster.options.keep_alive_time / 2
-        self._idle_timer = asyncio.get_running_loop().call_later(seconds, self._close_idle)
-
-    def _close_idle(self) -> None:
-        """Half-close the call if it was idle and no message is pending. The server then ends the call."""
-        if self._call is not None and not self._used and not self.flight.pending and not self._closing:
-            self._closing = True
-            self._call.half_close()
-        self._used = False
-        self._look_later()
 
 
 class _Run(Protocol):
@@ -240,7 +71,10 @@ class PublishStreams:
         self._timer: asyncio.TimerHandle | None = None
         self._lanes: dict[str, Lane] = {}
         self._pins: dict[tuple[str, int], Lane] = {}
-        self._progress: asyncio.Future[None] | None = None
+        # Number of pins at which idle ones are dropped.
+        self._tidy_at = MOST_NAMES
+        # Futures of callers of progress(), as a set in the order of the calls.
+        self._waiting: dict[asyncio.Future[None], None] = {}
         #: Bulk publishes to stop on close.
         self.runs: set[_Run] = set()
         self._tasks: set[asyncio.Task[Ack | None]] = set()
@@ -261,9 +95,7 @@ class PublishStreams:
         if partition is not None and partition not in info.partitions:
             info = await self.cluster.stream(stream, deadline, refresh=True)
             if partition not in info.partitions:
-                known = len(info.partitions)
-                text = f"stream {stream!r} has no partition {partition}, but {known} from 0"
-                raise NoSuchPartitionError(StatusCode.NOT_FOUND, text)
+                raise no_such_partition(stream, partition, len(info.partitions))
         return info
 
     def pinned(self, stream: str, partition: int) -> Lane | None:
@@ -287,8 +119,20 @@ class PublishStreams:
         lane = self._lanes.get(address)
         if lane is None:
             lane = self._lanes[address] = Lane(self, address)
+        if len(self._pins) >= self._tidy_at:
+            self._drop_idle_pins()
         self._pins[info.name, partition] = lane
         return lane
+
+    def _drop_idle_pins(self) -> None:
+        """Bound the pins of a client that uses ever new streams.
+
+        A partition with messages in flight keeps its lane, and so its order. The others are pinned again with
+        their next message, from cached metadata.
+        """
+        busy = {one for lane in self._lanes.values() for one in lane.flight.partitions}
+        self._pins = {partition: lane for partition, lane in self._pins.items() if partition in busy}
+        self._tidy_at = max(MOST_NAMES, 2 * len(self._pins))
 
     async def _address(self, leader: str, deadline: Deadline) -> str:
         if leader:
@@ -318,6 +162,15 @@ class PublishStreams:
             what = "differ from those of the messages in flight" if given else "not be empty"
             raise UsageError(f"correlation_id must {what}, got {given!r}")
         return given
+
+    def may_be_acked_late(self, correlation_id: str | None) -> bool:
+        """Return True if an ack may still come for a message of that id which was given up.
+
+        The ack of another message with the id could not be told apart from it.
+        """
+        return correlation_id is not None and any(
+            correlation_id in lane.flight.given_up for lane in self._lanes.values()
+        )
 
     def _bucket(self, deadline: float) -> dict[str, Entry]:
         """Return the bucket for messages with a deadline. The caller must fill the bucket at once."""
@@ -395,16 +248,20 @@ class PublishStreams:
 
     def wake(self) -> None:
         """Wake all callers of :meth:`progress`."""
-        if self._progress is not None:
-            self._progress.set_result(None)
-            self._progress = None
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiting.clear()
 
     async def progress(self) -> None:
         """Wait until a message gets its outcome or is sent. Every message gets an outcome in the end."""
-        if self._progress is None:
-            self._progress = asyncio.get_running_loop().create_future()
-        # Several callers share the future: the cancellation of one must not reach the others.
-        await asyncio.shield(self._progress)
+        # A future for each caller: one that is shared needs asyncio.shield(), and so a turn of the loop more.
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = None
+        try:
+            await waiter
+        finally:
+            self._waiting.pop(waiter, None)
 
     async def flush(self) -> None:
         """Wait until every message submitted before this call has an outcome."""

@@ -46,6 +46,8 @@ __all__ = [
     "call_error",
     "decode",
     "is_denial",
+    "no_such_partition",
+    "no_such_stream",
     "partition_paused",
     "publish_async_error",
     "publish_call_error",
@@ -183,6 +185,17 @@ def _made(
         return partition_paused(error, about)
     text = f"{about}: {error.description}"
     return kind(error.code, text) if issubclass(kind, ServerError) else kind(text)
+
+
+def no_such_stream(name: str) -> NoSuchStreamError:
+    """Return the error for a stream that is in no metadata."""
+    return NoSuchStreamError(StatusCode.NOT_FOUND, f"there is no stream {name!r}")
+
+
+def no_such_partition(stream: str, partition: int, known: int) -> NoSuchPartitionError:
+    """Return the error for a partition that is not among those ``known`` in the metadata of its stream."""
+    text = f"stream {stream!r} has no partition {partition}, but {known} from 0"
+    return NoSuchPartitionError(StatusCode.NOT_FOUND, text)
 
 
 def partition_paused(error: ServerError | RpcError, about: str) -> PartitionPausedError:

@@ -9,10 +9,9 @@ from types import MappingProxyType
 
 from liftenvelope._pb import api_pb2
 from liftenvelope._showing import html_fields, html_table, short
-from liftenvelope.client.failures import decode
-from liftenvelope.errors import NoSuchStreamError, ServerProtocolError
+from liftenvelope.client.failures import decode, no_such_stream
+from liftenvelope.errors import ServerProtocolError
 from liftenvelope.rpc.address import Address
-from liftenvelope.rpc.status import StatusCode
 
 __all__ = ["BrokerInfo", "EventTimes", "GroupInfo", "Metadata", "PartitionInfo", "StreamInfo"]
 
@@ -198,7 +197,7 @@ class Metadata:
         """
         stream = self.streams.get(name)
         if stream is None:
-            raise NoSuchStreamError(StatusCode.NOT_FOUND, f"there is no stream {name!r}")
+            raise no_such_stream(name)
         return len(stream.partitions)
 
     def missing_brokers(self) -> set[str]:

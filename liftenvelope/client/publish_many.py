@@ -18,15 +18,21 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 from liftenvelope._checks import as_bytes, as_choice, as_count, as_flag
 from liftenvelope._deadlines import Deadline
 from liftenvelope.client._in_flight import Entry, Outcome
-from liftenvelope.client._publish_stream import MAX_WAITING_BYTES, Lane, PublishStreams
+from liftenvelope.client._lane import Lane
+from liftenvelope.client._publish_stream import MAX_WAITING_BYTES, PublishStreams
 from liftenvelope.client.core import check_partition
+from liftenvelope.client.failures import no_such_partition
 from liftenvelope.client.publish_checks import MAX_REQUEST, check_headers, check_size
 from liftenvelope.client.publish_codec import publish_request
 from liftenvelope.client.publish_summary import PublishSummary
 from liftenvelope.envelope import Ack, AckPolicy, Message
-from liftenvelope.errors import LiftEnvelopeError, NoSuchPartitionError, UsageError, UsageTypeError
+from liftenvelope.errors import (
+    LiftEnvelopeError,
+    TransportError,
+    UsageError,
+    UsageTypeError,
+)
 from liftenvelope.partition import KeyPartitioner, Partitioner
-from liftenvelope.rpc.status import StatusCode
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -405,8 +411,7 @@ class PublishMany:
 
     def _existing(self, partition: int) -> int:
         if check_partition(partition) >= self._partitions:
-            text = f"stream {self.stream!r} has no partition {partition}, but {self._partitions} from 0"
-            raise NoSuchPartitionError(StatusCode.NOT_FOUND, text)
+            raise no_such_partition(self.stream, partition, self._partitions)
         return partition
 
     async def _lane(self, partition: int, deadline: Deadline) -> Lane:

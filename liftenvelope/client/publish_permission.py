@@ -12,15 +12,15 @@ check is made on any connection.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.failures import call_error
+from liftenvelope.client._recent import note
+from liftenvelope.client._shared_requests import SharedRequests
 from liftenvelope.client.retries import READ, Fate, fate_of
 from liftenvelope.errors import NoSuchPartitionError, NoSuchStreamError
-from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
+from liftenvelope.rpc.status import RpcError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,9 +40,10 @@ class PublishPermissions:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._granted: set[tuple[str, str]] = set()
-        self._has_refused: set[str] = set()
-        self._asking: dict[tuple[str, str], asyncio.Task[None]] = {}
+        # Used as sets, oldest first: (address, stream) of each grant, and streams that refused a message.
+        self._granted: dict[tuple[str, str], None] = {}
+        self._has_refused: dict[str, None] = {}
+        self._asking: SharedRequests[tuple[str, str], None] = SharedRequests("Publish")
 
     async def check(self, address: str, stream: str, deadline: Deadline) -> None:
         """Ask a broker whether this client may publish to a stream, unless the answer is known.
@@ -56,19 +57,9 @@ class PublishPermissions:
         is_needed = self._cluster.options.context is not None or stream in self._has_refused
         if not is_needed or (address, stream) in self._granted:
             return
-
-        task = self._asking.get((address, stream))
-        if task is None:
-            task = asyncio.create_task(self._ask(address, stream))
-            self._asking[address, stream] = task
-            task.add_done_callback(lambda task: self._asked(address, stream, task))
-        done, _ = await asyncio.wait([task], timeout=deadline.left)
-        if not done:
-            late = RpcError(StatusCode.DEADLINE_EXCEEDED, f"no answer came within {deadline.timeout:.4g} s")
-            raise call_error("Publish", late, f"stream {stream!r}")
-        if task.cancelled():
-            raise CallNotProcessedError("the client is closed")
-        task.result()
+        await self._asking.result(
+            (address, stream), lambda: self._ask(address, stream), deadline, f"stream {stream!r}"
+        )
 
     async def _ask(self, address: str, stream: str) -> None:
         async def route(failed: Sequence[str], deadline: Deadline) -> str:
@@ -83,20 +74,13 @@ class PublishPermissions:
         except RpcError as exc:
             if fate_of(exc) is not Fate.REFUSED:
                 raise
-        self._granted.add((address, stream))
-
-    def _asked(self, address: str, stream: str, task: asyncio.Task[None]) -> None:
-        self._asking.pop((address, stream), None)
-        if not task.cancelled():
-            task.exception()  # retrieved, because all waiting callers may have been cancelled
+        note(self._granted, (address, stream), None)
 
     async def close(self) -> None:
         """Cancel running checks."""
-        for task in self._asking.values():
-            task.cancel()
-        await asyncio.gather(*self._asking.values(), return_exceptions=True)
+        await self._asking.close()
 
     def refused(self, stream: str) -> None:
         """Record that a message for a stream was refused, so that the next message needs a new check."""
-        self._has_refused.add(stream)
-        self._granted = {pair for pair in self._granted if pair[1] != stream}
+        note(self._has_refused, stream, None)
+        self._granted = {pair: None for pair in self._granted if pair[1] != stream}

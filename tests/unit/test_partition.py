@@ -80,6 +80,13 @@ class TestRoundRobin:
         assert [turns.partition("a", None, b"", 2) for _ in range(3)] == [0, 1, 0]
         assert [turns.partition("a", None, b"", 5) for _ in range(3)] == [3, 4, 0]
 
+    def test_turns_of_streams_used_once_are_not_kept(self) -> None:
+        turns = RoundRobinPartitioner()
+        for number in range(25_000):
+            assert turns.partition("used", None, b"", 2**31) == number
+            assert turns.partition(f"once {number}", None, b"", 2**31) == 0
+        assert len(turns._counters) <= 10_000
+
     def test_a_refused_call_takes_no_turn(self) -> None:
         turns = RoundRobinPartitioner()
         with pytest.raises(UsageError):

@@ -171,7 +171,7 @@ class TestMetadata:
             waiting.cancel()
             await asyncio.wait([waiting])
             broker.always("FetchMetadata", DENIED)
-            (fetching,) = client._context.cluster._fetching.values()
+            (fetching,) = client._context.cluster._fetching._running.values()
             broker.drop()
             await until(fetching.done)  # the fixture sees to it that nothing is said of it
 
