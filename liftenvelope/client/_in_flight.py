@@ -14,17 +14,17 @@ Messages that are sent again keep the order in which they were given.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from typing import Final, Protocol, TypeAlias
 
 from liftenvelope._deadlines import ack_timeout
+from liftenvelope._wire import RecentIds
 from liftenvelope.client.failures import STREAM_ACK_CAUSES, call_error, is_denial, publish_async_error
 from liftenvelope.client.publish_codec import Response
 from liftenvelope.envelope import Ack
 from liftenvelope.errors import (
     AckTimeoutError,
-    LiftEnvelopeError,
     PermissionDeniedError,
     TransportError,
     publish_error,
@@ -33,13 +33,16 @@ from liftenvelope.rpc.status import UNANSWERED_IS_NOT_STORED, CallNotProcessedEr
 
 __all__ = ["Ending", "Entry", "InFlight", "Outcome", "Sink", "ending_of"]
 
-Outcome: TypeAlias = Ack | LiftEnvelopeError
+#: An ack, or an error: ours, or that of a function of the user's.
+Outcome: TypeAlias = Ack | Exception
 
 #: States of an entry.
 WAITING: Final = 0
 SENT: Final = 1
 AGAIN: Final = 2
 DONE: Final = 3
+#: Ids of sent messages that were given up, to remember per stream.
+_GIVEN_UP: Final = 10_000
 
 
 class Sink(Protocol):
@@ -120,6 +123,14 @@ class Entry:
             return TransportError(f"{self.about}: {why}; the message was not sent", 0, False)
         return TransportError(f"{self.about}: {why}; the message may be stored", 1, True)
 
+    def failed(self, why: Exception) -> Exception:
+        """Return the error for a failure on this side: the failure itself if the message was not sent."""
+        if self.state == WAITING:
+            return why
+        error = self.lost(f"the client could not go on: {why!r}")
+        error.__cause__ = why
+        return error
+
 
 class Ending(Enum):
     """Consequence of the end of a stream for the messages on it."""
@@ -158,6 +169,8 @@ class InFlight:
         self.pending: dict[str, Entry] = {}
         #: Bytes of the requests that wait to be sent.
         self.waiting_bytes = 0
+        #: Ids of messages that were sent and given up: the server may still ack them while the call is open.
+        self.given_up = RecentIds(_GIVEN_UP)
         self._waiting: deque[Entry] = deque()
 
     @property
@@ -227,24 +240,31 @@ class InFlight:
         """Give up a message; return False if it was settled before. A message that was sent may be stored."""
         if entry.state == DONE:
             return False
+        if entry.state == SENT:
+            self.given_up.add(entry.correlation_id)
         self._finish(entry)
         return True
 
     def deny(self, stream: str, why: PermissionDeniedError) -> list[tuple[Entry, Outcome]]:
         """Give up the unsent messages for a stream; return the outcomes."""
-        settled: list[tuple[Entry, Outcome]] = [
-            (entry, entry.denied(why))
-            for entry in self.pending.values()
-            if entry.state != SENT and entry.sink.stream == stream
+        entries = [
+            entry for entry in self.pending.values() if entry.state != SENT and entry.sink.stream == stream
         ]
-        for entry, _ in settled:
-            self._finish(entry)
-        return settled
+        return self._give_up(entries, lambda entry: entry.denied(why))
 
     def abandon(self, why: str) -> list[tuple[Entry, Outcome]]:
         """Give up every message; return the outcomes, all of them as lost."""
-        settled: list[tuple[Entry, Outcome]] = [(entry, entry.lost(why)) for entry in self.pending.values()]
-        for entry, _ in settled:
+        return self._give_up(list(self.pending.values()), lambda entry: entry.lost(why))
+
+    def fail(self, why: Exception) -> list[tuple[Entry, Outcome]]:
+        """Give up every message because of a failure on this side; return the outcomes."""
+        return self._give_up(list(self.pending.values()), lambda entry: entry.failed(why))
+
+    def _give_up(
+        self, entries: list[Entry], outcome: Callable[[Entry], Outcome]
+    ) -> list[tuple[Entry, Outcome]]:
+        settled = [(entry, outcome(entry)) for entry in entries]
+        for entry in entries:
             self._finish(entry)
         return settled
 
@@ -264,6 +284,7 @@ class InFlight:
                 self._finish(entry)
                 settled.append((entry, outcome))
         self._wait_again(kept, unseen=ending is Ending.UNSEEN)
+        self.given_up = RecentIds(_GIVEN_UP)  # the acks of an ended call go to nobody
         return settled
 
     def _wait_again(self, entries: list[Entry], *, unseen: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
-from liftenvelope.errors import LiftEnvelopeError, PermissionDeniedError
+from liftenvelope.errors import LiftEnvelopeError, PermissionDeniedError, UsageTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,6 +33,9 @@ async def until_served(
         cluster: Finds the leaders.
         partitions: Returns the streams and partitions to check. Called for every attempt.
         deadline: Deadline of the wait.
+
+    Raises:
+        UsageTypeError: The function ``broker_selection`` returned no broker.
     """
     attempt = 0
     while not deadline.is_over and not await _are_served(cluster, partitions(), deadline):
@@ -51,6 +54,9 @@ async def is_served(cluster: Cluster, stream: str, partition: int, timeout: floa
     """Return True if the leader of a partition confirms within ``timeout`` seconds that it leads.
 
     A paused partition, which has no leader, counts as served: a message wakes it.
+
+    Raises:
+        UsageTypeError: The function ``broker_selection`` returned no broker.
     """
     deadline = Deadline(timeout)
     request = api_pb2.FetchPartitionMetadataRequest(stream=stream, partition=partition)
@@ -63,6 +69,8 @@ async def is_served(cluster: Cluster, stream: str, partition: int, timeout: floa
         await cluster.call("FetchPartitionMetadata", data, route, deadline, f"{stream}[{partition}]")
     except PermissionDeniedError:
         return True  # a client with only the permission to publish can't find it out
+    except UsageTypeError:
+        raise
     except LiftEnvelopeError:
         return False  # the caller asks again, or publishing shows the error
     return True

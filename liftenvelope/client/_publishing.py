@@ -171,7 +171,7 @@ class Publisher:
             retry_unacked,
         )
         deadline = self._ack_deadline(timeout)
-        if message.is_unary:
+        if self._is_unary(message):
             return await self._publish_unary(message, deadline)
         ack: Ack = await (await self._publish_piped(message, deadline))
         return ack
@@ -253,7 +253,7 @@ class Publisher:
         deadline = self._ack_deadline(timeout)
         if not self.streams.has_room(max_outstanding):
             await self._wait_for_room(max_outstanding, deadline)
-        if message.is_unary:
+        if self._is_unary(message):
             task = asyncio.create_task(self._publish_until_closed(message, deadline))
             self.streams.track(task)
             return task
@@ -412,6 +412,13 @@ class Publisher:
             problem = UsageError if isinstance(given, str) else UsageTypeError
             raise problem(f'partitioner must be "key", "round_robin" or a function, got {given!r}')
         return given if not callable(given) else CustomPartitioner(given)
+
+    def _is_unary(self, message: SingleMessage) -> bool:
+        """Return True if a message needs a call of its own.
+
+        The acks of such a call can't be confused with a late ack for an earlier message of the same id.
+        """
+        return message.is_unary or self.streams.may_be_acked_late(message.correlation_id)
 
     async def _choose(self, message: SingleMessage, deadline: Deadline) -> int:
         """Choose the partition of a message. A partition given by the caller is checked to exist."""

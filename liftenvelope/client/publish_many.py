@@ -158,7 +158,7 @@ class PublishMany:
         self._partitions = 0
         self._goes_by_key = isinstance(plan.partitioner, KeyPartitioner)
         self._no_more = False
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self.on_end: OnEnd | None = None
 
     def _open_source(self, messages: Messages) -> Callable[[], tuple[Item, Deadline]]:
@@ -229,10 +229,14 @@ class PublishMany:
         await self._end()
 
     def stop(self) -> None:
-        """Take no more messages."""
-        self._take_no_more()
+        """Take no more messages: the client is closed before the end of the iterable."""
+        if not self._no_more:
+            self._stop(
+                TransportError(f"stream {self.stream!r}: the client was closed; not all was published")
+            )
         if self._puller is not None:
             self._puller.cancel()
+        self._streams.wake()
 
     # Sending
 
@@ -274,7 +278,7 @@ class PublishMany:
         except asyncio.CancelledError:
             await self.aclose()
             raise
-        except LiftEnvelopeError as exc:
+        except Exception as exc:
             self._tell(exc)
             raise
 
@@ -317,6 +321,11 @@ class PublishMany:
                 item = await anext(feed)
             except StopAsyncIteration:
                 self._no_more = True
+            except asyncio.CancelledError as exc:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                self._stop(exc)  # of something that the iterator has awaited
             except Exception as exc:  # noqa: BLE001 - the caller's own: raised once all messages are settled
                 self._stop(exc)
             else:
@@ -343,7 +352,7 @@ class PublishMany:
     async def _submit_unpinned(self, partition: int, batches: _Batches) -> None:
         try:
             lane = await self._lane(partition, next(iter(batches)))
-        except LiftEnvelopeError as exc:
+        except Exception as exc:  # noqa: BLE001 - ours, or that of a function of the user's
             self._stop(exc)  # the next message would fail in the same way
             for entries in batches.values():
                 for entry in entries:
@@ -449,7 +458,7 @@ class PublishMany:
         if self._plan.on_error == "raise":
             self._take_no_more()
 
-    def _stop(self, error: Exception) -> None:
+    def _stop(self, error: BaseException) -> None:
         """Take no more messages because of an error, which is raised when all messages are settled."""
         self._take_no_more()
         self._error = self._error or error
@@ -468,14 +477,14 @@ class PublishMany:
             error.summary = self.summary
         raise error
 
-    def _final_error(self) -> Exception | None:
+    def _final_error(self) -> BaseException | None:
         if self._error is None and self._failed and self._plan.on_error == "raise":
             return self._failed[min(self._failed)]
         return self._error
 
-    def _tell(self, error: Exception | None) -> None:
+    def _tell(self, error: BaseException | None) -> None:
         if self.on_end is not None:
-            self.on_end(self._acked, self._failed, error)
+            self.on_end(self._acked, self._failed, error if isinstance(error, Exception) else None)
 
     async def _end(self) -> None:
         """End the puller task."""

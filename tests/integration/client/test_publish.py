@@ -440,3 +440,33 @@ async def test_cancelling_a_publish(client: Client, stream: str) -> None:
         await task
     assert await client.publish(stream, b"x") is not None
     await client.flush()
+
+
+@pytest.mark.parametrize("give_up", ["deadline", "cancellation"])
+@pytest.mark.parametrize("way", ["publish", "publish_async"])
+async def test_late_ack_is_not_taken_for_that_of_the_next_message_with_the_same_id(
+    liftbridge_server: LiftbridgeCluster, client: Client, stream: str, give_up: str, way: str
+) -> None:
+    address = liftbridge_server.addresses[0]
+    with FaultProxy(address) as proxy:
+        async with liftenvelope.connect(address, address_map={address: proxy.address}, ack_wait=60) as late:
+            await late.publish(stream, b"first")
+            proxy.stall("to_client")
+            timeout = 0.1 if give_up == "deadline" else 60
+            given_up = await late.publish_async(stream, b"late", correlation_id="a", timeout=timeout)
+            await until(lambda: len(values(liftbridge_server, stream)) == 2)
+            if give_up == "deadline":
+                with pytest.raises(AckTimeoutError):
+                    await given_up
+            else:
+                given_up.cancel()
+            again: Any = late.publish(stream, b"again", correlation_id="a")
+            if way == "publish_async":
+                again.close()
+                again = await late.publish_async(stream, b"again", correlation_id="a")
+            again = asyncio.ensure_future(again)
+            await asyncio.sleep(0)  # begins the call
+            proxy.resume("to_client")
+            ack = await acked(again)
+            assert (ack.offset, ack.correlation_id) == (2, "a")
+    assert values(liftbridge_server, stream) == [b"first", b"late", b"again"]

@@ -228,3 +228,48 @@ async def _kill_leader(cluster: LiftbridgeCluster, client: Client) -> None:
             if found is not None and found.partitions[0].leader not in ("", old):
                 return
             await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("hook", ["broker_selection", "on_event"])
+@pytest.mark.parametrize("way", ["publish", "publish_async", "publish_many"])
+async def test_error_of_a_user_function_reaches_the_publishes_and_the_next_one_works(
+    liftbridge_server: LiftbridgeCluster, name: str, hook: str, way: str
+) -> None:
+    class BrokenError(Exception):
+        pass
+
+    def fail_if_broken(argument: Any) -> Any:
+        if is_broken:
+            raise BrokenError
+        return argument[0] if hook == "broker_selection" else None
+
+    async def publish(client: Client) -> object:
+        if way == "publish_many":
+            return await client.publish_many(name, [b"waits"] * 3, on_error="collect")
+        if way == "publish_async":
+            return await (await client.publish_async(name, b"waits"))
+        return await client.publish(name, b"waits")
+
+    is_broken, address = False, liftbridge_server.addresses[0]
+    hooks: dict[str, Any] = {hook: fail_if_broken}
+    with FaultProxy(address) as proxy:
+        async with liftenvelope.connect(
+            address, address_map={address: proxy.address}, ack_wait=60, timeout=60, **hooks
+        ) as client:
+            await client.create_stream(name, name)
+            assert await client.publish(name, b"v") is not None
+            is_broken = True
+            proxy.refuse()
+            proxy.cut()
+            await until(lambda: not client._publisher.streams._lanes)
+            publishing = asyncio.ensure_future(publish(client))
+            if hook == "on_event":  # is called once the metadata has been fetched
+                await until(lambda: client.publish_async_pending)
+                proxy.accept()
+            with pytest.raises(BrokenError):
+                await publishing
+            assert client.publish_async_pending == 0
+            is_broken = False
+            proxy.accept()
+            assert await client.publish(name, b"w") is not None
+    assert [message.value for message in liftbridge_server.read(name, count=2)] == [b"v", b"w"]
