@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from liftenvelope._deadlines import MAY_BE_STORED, NOT_STORED
+from liftenvelope._wire import RecentIds
 from liftenvelope.client.failures import STREAM_ACK_CAUSES, SUBJECT_ACK_CAUSES, publish_call_error
 from liftenvelope.client.publish_codec import ack_in
 from liftenvelope.errors import (
@@ -17,6 +18,7 @@ from liftenvelope.errors import (
     LiftEnvelopeError,
     ServerProtocolError,
     TransportError,
+    UsageError,
 )
 from liftenvelope.rpc.status import RpcError
 
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from liftenvelope.envelope import Ack
 
 __all__ = ["UnaryPublish", "UnaryPublisher"]
+
+#: Messages without an ack to remember per client.
+_GIVEN_UP: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,8 @@ class UnaryPublisher:
         self._cluster = cluster
         #: By ack inbox. An entry exists only while calls use it.
         self._uses: dict[str, _InboxUse] = {}
+        #: Ack inboxes and correlation ids of messages that were sent and got no ack.
+        self._given_up = RecentIds(_GIVEN_UP)
 
     async def publish(self, message: UnaryPublish, deadline: Deadline) -> Ack | None:
         """Publish a message; return its ack, None if it has none.
@@ -77,24 +84,24 @@ class UnaryPublisher:
         Raises:
             AckTimeoutError: No ack came in time, or the ack of another message came first.
             ServerProtocolError: The answer could not be read.
+            UsageError: An earlier message on the ack inbox had the same correlation id and got no ack.
             LiftEnvelopeError: The call failed.
         """
-        if message.ack_inbox and message.has_ack:
-            async with self._alone(message, deadline):
-                answer = await self._call(message, deadline)
-        else:
-            answer = await self._call(message, deadline)
-        ack = _read_ack(answer, message.about)
-        if ack is None or not message.has_ack:
-            return None
-        if ack.correlation_id != message.correlation_id:
-            text = (
-                f"{message.about}: the ack of another message, {ack.correlation_id!r} of stream "
-                f"{ack.stream!r}, came first on the ack inbox {ack.ack_inbox!r}: {MAY_BE_STORED}. "
-                "Use an ack inbox that no other publisher uses"
-            )
-            raise AckTimeoutError(text, message.correlation_id)
-        return ack
+        if not message.ack_inbox or not message.has_ack:
+            return _ack_of(message, await self._call(message, deadline))
+        use = f"{message.ack_inbox} {message.correlation_id}"
+        async with self._alone(message, deadline):
+            if use in self._given_up:
+                raise UsageError(
+                    f"correlation_id must differ from that of an earlier publish without an ack, which may "
+                    f"still come on ack_inbox {message.ack_inbox!r}, got {message.correlation_id!r}"
+                )
+            try:
+                return _ack_of(message, await self._call(message, deadline))
+            except (asyncio.CancelledError, AckTimeoutError, TransportError) as exc:
+                if isinstance(exc, asyncio.CancelledError) or exc.sent:
+                    self._given_up.add(use)
+                raise
 
     @asynccontextmanager
     async def _alone(self, message: UnaryPublish, deadline: Deadline) -> AsyncIterator[None]:
@@ -130,6 +137,21 @@ class UnaryPublisher:
                 raise publish_call_error(method, cause, about, message.correlation_id, causes) from cause
             raise
         return answer or b""
+
+
+def _ack_of(message: UnaryPublish, answer: bytes) -> Ack | None:
+    """Return the ack in the answer, None if the message has none; refuse the ack of another message."""
+    ack = _read_ack(answer, message.about)
+    if ack is None or not message.has_ack:
+        return None
+    if ack.correlation_id != message.correlation_id:
+        text = (
+            f"{message.about}: the ack of another message, {ack.correlation_id!r} of stream "
+            f"{ack.stream!r}, came first on the ack inbox {ack.ack_inbox!r}: {MAY_BE_STORED}. "
+            "Use an ack inbox that no other publisher uses"
+        )
+        raise AckTimeoutError(text, message.correlation_id)
+    return ack
 
 
 def _read_ack(answer: bytes, about: str) -> Ack | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -174,16 +175,43 @@ async def test_the_ack_of_another_message_on_the_ack_inbox_is_not_taken(
             await asyncio.sleep(0)
 
     async def publish_on(publish: Any) -> None:
-        while True:  # until the other ack wins the race
-            ack = await acked(publish(stream, b"v", ack_inbox=inbox, correlation_id="mine"))
-            assert ack.correlation_id == "mine"
+        for number in itertools.count():  # until the other ack wins the race
+            own = f"{publish.__name__} {number}"
+            ack = await acked(publish(stream, b"v", ack_inbox=inbox, correlation_id=own))
+            assert ack.correlation_id == own
 
     late = asyncio.create_task(ack_late())
     for publish in (client.publish, client.publish_to_subject):
         with pytest.raises(AckTimeoutError, match=r"'other'.*came first") as caught:
             await publish_on(publish)
-        assert (caught.value.sent, caught.value.correlation_id) == (True, "mine")
+        assert caught.value.sent
+        assert caught.value.correlation_id.startswith(publish.__name__)
     late.cancel()
+
+
+@pytest.mark.parametrize("give_up", ["deadline", "cancellation"])
+async def test_id_of_a_message_without_an_ack_is_not_used_again_on_the_same_ack_inbox(
+    liftbridge_server: LiftbridgeCluster, client: Client, stream: str, give_up: str
+) -> None:
+    address, mine = liftbridge_server.addresses[0], {"ack_inbox": f"{stream}.acks", "correlation_id": "a"}
+    with FaultProxy(address) as proxy:
+        async with liftenvelope.connect(address, address_map={address: proxy.address}, ack_wait=60) as late:
+            await late.publish(stream, b"first")
+            proxy.stall("to_client")
+            timeout = 0.1 if give_up == "deadline" else 60
+            given_up = asyncio.ensure_future(late.publish(stream, b"late", timeout=timeout, **mine))
+            await until(lambda: len(values(liftbridge_server, stream)) == 2)
+            if give_up == "cancellation":
+                given_up.cancel()
+            with pytest.raises(AckTimeoutError if give_up == "deadline" else asyncio.CancelledError):
+                await given_up
+            proxy.resume("to_client")
+            with pytest.raises(UsageError, match="may still come"):
+                await late.publish(stream, b"again", **mine)
+            assert (
+                await acked(late.publish(stream, b"other", **{**mine, "correlation_id": "b"}))
+            ).offset == 2
+    assert values(liftbridge_server, stream) == [b"first", b"late", b"other"]
 
 
 async def test_an_ack_inbox_in_use_until_the_deadline(
