@@ -22,6 +22,7 @@ from liftenvelope.errors import (
     NoSuchStreamError,
     NotLeaderError,
     TransportError,
+    UsageError,
 )
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 
@@ -69,7 +70,24 @@ class Cluster:
         self._fetching: SharedRequests[str, Metadata] = SharedRequests("FetchMetadata")
         #: Streams that existed lately -> loop time since which each is missing, None while it exists.
         self._seen: dict[str, float | None] = {}
+        # Set by the first call: a future of one loop cannot be woken safely from another loop.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+
+    def check_loop(self) -> None:
+        """Check that the running event loop is the client's; the first call makes it so.
+
+        Raises:
+            UsageError: The client belongs to another event loop.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise UsageError(
+                "the client was first used in another event loop, and belongs to that: make one in each "
+                "loop, or one with connect_blocking(), which any thread may use"
+            )
 
     async def close(self) -> None:
         """Close every connection and cancel pending metadata requests. Open calls fail."""

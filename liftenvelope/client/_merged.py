@@ -137,6 +137,7 @@ class MergedSubscription(MessageReader):
     async def _next_payloads(self) -> list[bytes] | None:
         if not self._opened:
             raise UsageError(f"stream {self._stream!r}: open the subscription first, in a 'with' block")
+        self._context.cluster.check_loop()
         while not self._ready:
             if self._error is not None:
                 raise self._error

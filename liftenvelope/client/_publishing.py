@@ -394,7 +394,7 @@ class Publisher:
 
         The wait takes no longer than the timeout of the last message.
         """
-        self._context.check_loop()
+        self._cluster.check_loop()
         await self.streams.flush()
 
     # Inside

@@ -279,6 +279,7 @@ class Subscription(MessageReader):
         """Wait for one or more messages and return them encoded; None when the read is over."""
         if not self._opened:
             raise UsageError(f"{self._read.name}: open the subscription first, in a 'with' block")
+        self._cluster.check_loop()
         while self._goes_on():
             came = await self._receive()
             wanted = self._read.accept(came) if came else []

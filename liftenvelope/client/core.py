@@ -10,7 +10,7 @@ from liftenvelope._deadlines import Deadline
 from liftenvelope.client._cluster import Cluster
 from liftenvelope.client.failures import decode
 from liftenvelope.client.options import Options
-from liftenvelope.errors import ConnectionClosedError, UsageError
+from liftenvelope.errors import ConnectionClosedError
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtobufMessage
@@ -66,8 +66,6 @@ class ClientContext:
         self.cluster = Cluster(options)
         self.open_resources: set[Closeable] = set()
         self._closed = False
-        # Set by the first call: a future of one loop cannot be woken safely from another loop.
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def close(self) -> None:
         """Close all open resources, then the connections. Closing twice has no effect.
@@ -75,7 +73,7 @@ class ClientContext:
         Raises:
             UsageError: The client belongs to another event loop than the running one.
         """
-        self.check_loop()
+        self.cluster.check_loop()
         self._closed = True
         try:
             # All are closed even if one fails: every consumer must store its offsets.
@@ -103,23 +101,8 @@ class ClientContext:
         """
         if self._closed:
             raise ConnectionClosedError("the client is closed: make a new one with connect()")
-        self.check_loop()
+        self.cluster.check_loop()
         return Deadline(self.options.timeout if timeout is None else as_seconds("timeout", timeout))
-
-    def check_loop(self) -> None:
-        """Check that the running event loop is the client's; the first call makes it so.
-
-        Raises:
-            UsageError: The client belongs to another event loop.
-        """
-        loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-        elif self._loop is not loop:
-            raise UsageError(
-                "the client was first used in another event loop, and belongs to that: make one in each "
-                "loop, or one with connect_blocking(), which any thread may use"
-            )
 
     async def call(
         self,

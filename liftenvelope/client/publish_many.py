@@ -265,6 +265,7 @@ class PublishMany:
 
     async def _work(self) -> None:
         """Send as many messages as there is room for, then wait for progress."""
+        self._streams.cluster.check_loop()
         try:
             if not self._partitions:
                 await self._begin()

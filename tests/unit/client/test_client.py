@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from liftenvelope.client._publishing import Publisher
 from liftenvelope.client._streams import Streams
 from liftenvelope.client.binding import options_of
 from liftenvelope.client.client import Client, connect
+from liftenvelope.errors import UsageError
 from tests.unit.scripted_broker import client_of, scripted
 
 FORWARDED = [
@@ -51,3 +54,29 @@ async def test_forwarded_method_can_be_overridden() -> None:
 
 def test_options_of_a_client() -> None:
     assert options_of(connect("localhost:1", ack_wait=3)).ack_wait == 3
+
+
+@pytest.mark.parametrize("way", ["publish", "publish_many", "flush", "next", "merged", "fetch_metadata"])
+async def test_another_event_loop_gets_an_error_that_says_so(way: str) -> None:
+    async with scripted() as (broker,), client_of([broker]) as client:
+        for partition in range(2):
+            broker.log(0, partition=partition)
+        async with (
+            client.subscribe("foo", start=1) as one,
+            client.subscribe("foo", partition="all", start=1) as merged,
+        ):
+            many = client.publish_many("foo", [b"v"])
+            ways: dict[str, Callable[[], Awaitable[object]]] = {
+                "publish": lambda: client.publish("foo", b"v"),
+                "publish_many": lambda: many,
+                "flush": client.flush,
+                "next": one.next,
+                "merged": merged.next,
+                "fetch_metadata": client.fetch_metadata,
+            }
+
+            async def use() -> object:
+                return await ways[way]()
+
+            with pytest.raises(UsageError, match="another event loop"):
+                await asyncio.to_thread(asyncio.run, use())
