@@ -1,12 +1,18 @@
 """Short-lived consumers of an ordered read: created at a stream position and deleted after use.
 
 A position means nothing in a stream that was created again under the same name. Its first messages would be
-skipped, without any error. So before a read goes on with another consumer, the stream must be older than a
-consumer that the read had before. Both times are the server's.
+skipped, without any error. A stream keeps the time of its creation for life: across restarts, changes of
+leaders and of its configuration. So a read notes that time before it creates its first consumer, and goes on
+only in a stream with the same time. The two times are compared for equality alone, because they may come from
+the clocks of two servers.
+
+A stream in memory keeps that time also when its servers have lost all of its messages by a restart. Its
+sequences then begin anew, so it must also reach the position.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from dataclasses import replace
 from functools import partial
@@ -37,6 +43,8 @@ __all__ = ["OrderedPlaces"]
 
 #: Maximum seconds to wait for the age of a stream: a user may have no permission to ask for it.
 _LOOK: Final = 2.0
+#: Pauses while a stream seems to end before the position: a new leader may not have caught up yet.
+_LAGS: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 1.6)
 
 
 class OrderedPlaces:
@@ -53,11 +61,12 @@ class OrderedPlaces:
         self._nc: Any = api.nc
         self._stream = stream
         self._config = config
+        self._question = f"STREAM.INFO.{stream}"
         #: Policies NEW and LAST only: stream sequence after which the first consumer started. Later consumers
         #: start after that sequence too. Otherwise they would skip messages stored between the two creations.
         self._began: int | None = None
-        #: Time when a consumer of the stream that is read was created; None before the first one.
-        self._since: datetime | None = None
+        #: Time when the stream that is read was created; None if the server has not told.
+        self._created: datetime | None = None
 
     async def make(self, sequence: int, *, timeout: float | None = None) -> Consumer:
         """Create a consumer.
@@ -68,13 +77,17 @@ class OrderedPlaces:
 
         Raises:
             StreamNotFoundError: The stream does not exist.
-            StreamReplacedError: It is another stream than the one that was read so far.
+            StreamReplacedError: It is another stream than the one that was read so far, or has lost its
+                messages.
             JetStreamError, CallTimeoutError, TransportError: The consumer was not created, or the outcome is
                 unknown. A consumer that is created nevertheless is deleted at once, or once it is inactive.
         """
         name = secrets.token_hex(8)
         config = replace(self._config, name=name)
         goes_on = bool(sequence) or self._began is not None
+        known = self._created if goes_on else None
+        if known is None:  # asked before: a consumer of an earlier stream would begin in this one
+            self._created = await self._creation(timeout)
         if goes_on:
             config = replace(
                 config,
@@ -88,40 +101,79 @@ class OrderedPlaces:
             self._began = info.delivered.stream_seq
         consumer = Consumer(self._api, info)
         try:
-            if not goes_on or await self._is_the_same(timeout):
-                self._since = info.created
+            if known is not None:
+                await self._check_same(known, max(sequence, self._began or 0), timeout)
         except BaseException:
             self.forget(consumer)
             raise
         return consumer
 
-    async def _is_the_same(self, timeout: float | None) -> bool:
-        """Return True if the stream is the one that was read so far, False if the server does not tell.
+    async def _creation(self, timeout: float | None) -> datetime | None:
+        """Return the time when the stream was created; None if the server does not tell.
 
         Raises:
-            StreamReplacedError: It is another one.
+            StreamNotFoundError: There is no such stream.
+            TransportError: The connection is closed or draining, or was closed meanwhile.
+        """
+        try:
+            return (await self._ask(timeout)).created
+        except StreamNotFoundError:
+            raise
+        except (CallTimeoutError, JetStreamError):
+            return None  # not permitted, or the server does not answer the creation of the consumer either
+
+    async def _check_same(self, known: datetime, position: int, timeout: float | None) -> None:
+        """Check that the stream is the one that was read so far, unless the server does not tell any more.
+
+        Args:
+            known: Time when the stream that was read was created.
+            position: Sequence that the stream must have reached.
+            timeout: Seconds to wait for each answer.
+
+        Raises:
+            StreamReplacedError: It is another one, or has lost its messages.
             StreamNotFoundError: It was deleted meanwhile.
             NoJetStreamError, CallTimeoutError, TransportError: There was no answer.
         """
-        seconds = min(self._api.seconds_of(timeout), _LOOK)
-        subject, link = f"STREAM.INFO.{self._stream}", Link(self._nc)
+        ends_at = 0
+        for pause in _LAGS:
+            found = await self._found(timeout)
+            if found is None:
+                return
+            if found.created != known:
+                raise StreamReplacedError(
+                    404,
+                    f"the stream {self._stream!r} was deleted and created again while it was read: "
+                    "read it anew",
+                )
+            ends_at = found.state.last_seq
+            if ends_at >= position:
+                return
+            await asyncio.sleep(pause)
+        raise StreamReplacedError(
+            404,
+            f"the stream {self._stream!r} has lost messages that were read: it ends at {ends_at}, "
+            f"before {position}: read it anew",
+        )
+
+    async def _found(self, timeout: float | None) -> StreamInfo | None:
+        """Return the info of the stream; None if the server does not tell any more."""
+        link = Link(self._nc)
         before = link.report
         try:
-            found = await self._api.request_as(StreamInfo.from_json, subject, timeout=seconds)
+            return await self._ask(timeout)
         except (StreamNotFoundError, NoJetStreamError):
             raise
         except CallTimeoutError:
-            if not link.refusal(f"{self._api.prefix}.{subject}", since=before):
+            if not link.refusal(f"{self._api.prefix}.{self._question}", since=before):
                 raise
-            return False  # not permitted: the next consumer is compared with the same time
+            return None
         except JetStreamError:
-            return False
-        if found.created is not None and self._since is not None and found.created > self._since:
-            text = (
-                f"the stream {self._stream!r} was deleted and created again while it was read: read it anew"
-            )
-            raise StreamReplacedError(404, text)
-        return True
+            return None
+
+    async def _ask(self, timeout: float | None) -> StreamInfo:
+        seconds = min(self._api.seconds_of(timeout), _LOOK)
+        return await self._api.request_as(StreamInfo.from_json, self._question, timeout=seconds)
 
     def forget(self, consumer: Consumer | None) -> None:
         """Delete a consumer now, ahead of its inactivity threshold; do not wait for the answer."""

@@ -8,4 +8,4 @@ __all__ = ["StreamReplacedError"]
 
 
 class StreamReplacedError(StreamNotFoundError):
-    """The stream that an ordered consumer reads was deleted, and another one has its name."""
+    """The stream that an ordered consumer reads was deleted and created again, or has lost its messages."""

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +17,14 @@ from nats.aio.client import Client
 
 from liftenvelope.errors import CallTimeoutError, TransportError
 from liftenvelope.jetstream import DeliverPolicy, JetStream, Stream, StreamReplacedError, _ordered_places
+from liftenvelope.jetstream._consumer_requests import put_consumer
 from liftenvelope.jetstream.api import Api
+from liftenvelope.jetstream.infos import ConsumerInfo
 from liftenvelope.nats import accelerate
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from tests.integration.conftest import connect
 
-from .pulling import Bench, numbered
+from .pulling import Bench, numbered, publish_patiently
 
 
 @pytest.fixture(autouse=True)
@@ -106,35 +110,90 @@ async def test_reading_without_a_message_begins_anew_in_the_new_stream(reading: 
         assert [(await anext(iteration)).data for _ in range(2)] == numbered(2)
 
 
-async def test_question_for_the_age_of_a_stream_is_repeated(
-    reading: Reading, monkeypatch: pytest.MonkeyPatch
+async def deleted_consumers(stream: Stream) -> None:
+    for name in [name async for name in stream.consumer_names()]:
+        await stream.delete_consumer(name)
+
+
+@pytest.mark.parametrize("messages", [0, 2])
+async def test_reading_ends_when_the_stream_has_lost_its_messages(
+    tmp_path: Path, name: str, messages: int
 ) -> None:
-    """FAKE, NOT REAL: the first two questions are lost."""
-    request_as, lost = Api.request_as, [TransportError("lost"), CallTimeoutError("no answer")]
+    """The same stream, with the same time of creation, begins anew: as one in memory after a restart."""
+    with run_nats_server(jetstream=True, config={"jetstream": {"store_dir": str(tmp_path)}}) as server:
+        nc = await connect(server.url)
+        bench = await Bench(nc, name).create()
+        await bench.publish(numbered(3))
+        stream = await JetStream(nc).stream(name)
+        async with asyncio.timeout(60), stream.ordered_consumer().messages() as iteration:
+            assert [(await anext(iteration)).data for _ in range(3)] == numbered(3)
+            await asyncio.to_thread(server.stop)
+            [folder] = tmp_path.glob(f"**/{name}/msgs")
+            for path in folder.iterdir():
+                path.unlink()
+            await asyncio.to_thread(server.start)
+            if messages:
+                await publish_patiently(bench, numbered(messages))
+            with pytest.raises(StreamReplacedError, match=r"has lost messages that were read: .* before 3"):
+                await anext(iteration)
+        assert (await stream.info()).created == stream.cached_info.created
+        await nc.close()
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_clocks_of_two_servers_do_not_matter(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """FAKE, NOT REAL: the server that creates consumers has another clock than the one with the stream."""
+    put = put_consumer
+
+    async def put_elsewhere(*args: Any, **options: Any) -> ConsumerInfo:
+        info = await put(*args, **options)
+        assert info.created is not None
+        return replace(info, created=info.created + timedelta(hours=hours))
+
+    monkeypatch.setattr(_ordered_places, "put_consumer", put_elsewhere)
+    async with asyncio.timeout(60), reading.stream.ordered_consumer().messages() as iteration:
+        assert [(await anext(iteration)).data for _ in range(3)] == numbered(3)
+        await deleted_consumers(reading.stream)
+        await reading.bench.publish(numbered(1, 3))
+        assert (await anext(iteration)).data == b"3"
+        await reading.recreate(10)
+        with pytest.raises(StreamReplacedError):
+            await anext(iteration)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["before the first message", "after a message"])
+async def test_question_for_the_age_of_a_stream_is_repeated(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """FAKE, NOT REAL: the first questions are lost."""
+    request_as = Api.request_as
+    lost: list[Exception] = [CallTimeoutError("no answer")]
+    if begun:
+        lost.append(TransportError("lost"))
 
     async def ask(api: Api, parse: Any, subject: str, *args: Any, **options: Any) -> Any:
         if lost and subject.startswith("STREAM.INFO."):
             raise lost.pop()
         return await request_as(api, parse, subject, *args, **options)
 
+    if not begun:
+        monkeypatch.setattr(Api, "request_as", ask)
     async with asyncio.timeout(60), reading.stream.ordered_consumer().messages() as iteration:
         assert [(await anext(iteration)).data for _ in range(3)] == numbered(3)
         monkeypatch.setattr(Api, "request_as", ask)
+        if not begun:  # the next consumer notes what the first one could not
+            await deleted_consumers(reading.stream)
+            await reading.bench.publish(numbered(1, 3))
+            assert (await anext(iteration)).data == b"3"
         await reading.recreate(10)
         with pytest.raises(StreamReplacedError):
             await anext(iteration)
     assert not lost
 
 
-async def deleted_consumers(stream: Stream) -> None:
-    for name in [name async for name in stream.consumer_names()]:
-        await stream.delete_consumer(name)
-
-
-async def test_reading_goes_on_without_permission_to_ask_for_the_stream(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setattr(_ordered_places, "_LOOK", 0.2)
+async def test_reading_goes_on_without_permission_to_ask_for_the_stream(name: str) -> None:
     permissions = {"publish": {"deny": [f"$JS.API.STREAM.INFO.{name}"]}}
     users = [
         {"user": "all", "password": "x"},
