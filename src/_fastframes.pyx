@@ -2,7 +2,8 @@
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
 """Parsers for HTTP/2 DATA frames, gRPC messages and NATS messages.
 
-`liftenvelope/_native/frames.py` and `delivered.py` are the readable twins. `frames.py` shows the layouts.
+`liftenvelope/_native/frames.py`, `nats_walker.py` and `delivered.py` are the readable twins; the first two show the
+layouts.
 """
 
 cimport cython
@@ -624,6 +625,11 @@ include "_step.pxi"
 include "_opened.pxi"
 
 
+cdef inline bint is_misread(const Head* head, const uint8_t* body, Py_ssize_t n) noexcept nogil:
+    """Return true if nats-py might take the start of a message's headers for a word of its line; see the twin."""
+    return head.header_size > 0 and head.reply.n == 0 and n > 0 and body[0] != 78  # N of NATS/1.0
+
+
 @cython.final
 cdef class NatsWalker:
     """Takes the messages of chosen subscriptions out of the bytes of a NATS connection.
@@ -732,7 +738,8 @@ cdef class NatsWalker:
     cdef Py_ssize_t walk_from(self, list taken, Py_ssize_t* left) except -1:
         """Take messages, then skip what is left; return the end of the skipped bytes, and their start in `left`.
 
-        Stops before a message to take that follows skipped bytes: the caller must see those bytes first.
+        Stops before a message to take that follows skipped bytes: the caller must see those bytes first. Stops also
+        behind the line of a message that nats-py would misread.
         """
         cdef const uint8_t* p = start_of(self.buffer)
         cdef Py_ssize_t end = PyBytes_GET_SIZE(self.buffer), at = self.passed(self.start), body
@@ -748,6 +755,9 @@ cdef class NatsWalker:
             if one is None or one.leaves(&head):
                 if kind == MESSAGE:
                     self.passing = head.size + CRLF
+                    if is_misread(&head, p + body, end - body):
+                        at = body
+                        break
                 at = self.passed(body)
                 continue
             if left[0] < at:

@@ -1,5 +1,5 @@
-# Parser for the lines that a NATS server sends, inlined into each extension. liftenvelope/_native/frames.py shows
-# their layout. It accepts only the form that servers write: blanks between words, decimal sizes, CRLF.
+# Parser for the lines that a NATS server sends, inlined into each extension. liftenvelope/_native/nats_walker.py
+# shows their layout. It accepts only the form that servers write: blanks between words, decimal sizes, CRLF.
 # Anything else is UNKNOWN, and the caller leaves it to the client that owns the connection.
 
 from libc.stdint cimport int64_t, uint8_t

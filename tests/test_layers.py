@@ -47,6 +47,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 NATIVE: tuple[tuple[str, ...], ...] = (
     ("protobuf",),
     ("values", "delivered"),
+    ("nats_walker",),
     ("payloads", "columns", "frames", "jet", "put", "direct", "handout"),
     ("env", "requests"),
     ("_fastenv", "_fastframes", "_fastjet", "_fastput", "_fastdirect", "_fasthandout"),

@@ -28,7 +28,7 @@ from liftenvelope._native.calls import (
     piece_of,
 )
 from liftenvelope._native.env import unmarshal_message
-from liftenvelope._native.frames import HMSG_LINE, MSG_LINE, OTHER_LINE
+from liftenvelope._native.nats_walker import HMSG_LINE, MSG_LINE, OTHER_LINE
 from liftenvelope._native.payloads import read_message
 from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError
 

@@ -104,6 +104,20 @@ def test_order_is_kept_around_what_is_left(frames: ModuleType) -> None:
 
 
 @TWINS
+@pytest.mark.parametrize("headers", [b"5\r\n", b"0\r\n\r\n", b" 5\r\n"])
+def test_line_that_nats_py_would_misread_is_left_without_its_message(
+    frames: ModuleType, headers: bytes
+) -> None:
+    """nats-py would take the number for the size of the message, and what follows for commands."""
+    walker, whole = walker_of(frames), hmsg(OTHER, b"MSG a.b 4 3\r\nyes\r\n", headers)
+    line = whole[: whole.index(b"\r\n") + 2]
+    walker.feed(b"PING\r\n" + whole + b"PONG\r\n")
+    assert walker.walk() == ([], b"PING\r\n" + line)
+    assert walker.walk() == ([], whole[len(line) :] + b"PONG\r\n")
+    assert walker.walk() == ([], b"")
+
+
+@TWINS
 def test_what_is_left_is_not_held_back(frames: ModuleType) -> None:
     walker, other = walker_of(frames), msg(OTHER, b"12345678")
     walker.feed(other[:-5])

@@ -1,4 +1,4 @@
-"""Accelerated connections to a NATS server that is FAKE and hostile: what is held is bounded."""
+"""Accelerated connections and hostile peers: servers that are FAKE, and a publisher on a real one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from nats.aio.client import Client
 from liftenvelope.errors import UsageError
 from liftenvelope.nats import accelerate
 from liftenvelope.nats.receiving import parser_of, subscribe_direct
+from liftenvelope.testing import NatsServer
 from tests.integration.conftest import connect
 from tests.unit.hostile_nats import INFO
 
@@ -114,4 +115,23 @@ async def test_limit_must_be_positive(limit: int, nats_server: object) -> None:
     with pytest.raises(UsageError, match=f"max_message_bytes must be at least 1, got {limit}"):
         accelerate(nc, max_message_bytes=limit)
     assert parser_of(nc) is None
+    await nc.close()
+
+
+async def test_headers_of_a_message_are_no_commands_of_the_server(nats_server: NatsServer, name: str) -> None:
+    """A publisher forges a message to another subscription. nats-py alone delivers the forged one (2.16)."""
+    nc = await connect(nats_server.url)
+    accelerate(nc)
+    read, victim = await nc.subscribe(name), await nc.subscribe(f"{name}.victim")
+    await nc.flush()
+    forged = b"MSG %b.victim %d 6\r\nforged\r\n" % (name.encode(), victim._id)
+    headers = b"0\r\n\r\n" + forged
+    reader, writer = await asyncio.open_connection("127.0.0.1", nats_server.port)
+    writer.write(b'CONNECT {"headers":true}\r\n')
+    writer.write(b"HPUB %b %d %d\r\n%bpayload\r\n" % (name.encode(), len(headers), len(headers) + 7, headers))
+    writer.write(b"PUB %b.victim 4\r\ntrue\r\nPING\r\n" % name.encode())
+    await asyncio.wait_for(reader.readuntil(b"PONG\r\n"), 60)
+    assert (await victim.next_msg(60)).data == b"true"
+    assert (await read.next_msg(60)).data == b"payload"
+    writer.close()
     await nc.close()
