@@ -60,7 +60,8 @@ _ABOUT_STREAMS: Final = (10058, 10059)
 _ABOUT_CONSUMERS: Final = (10014, 10148)
 #: Requests that may get no answer although JetStream is enabled: no such consumer, or allow_direct is off.
 _ANSWERED_ELSEWHERE: Final = ("CONSUMER.MSG.NEXT.", "DIRECT.GET.")
-#: Seconds between checks of the connection during a request: nats-py does not report a loss to requests.
+#: Seconds between checks of the connection during a request: nats-py reports neither a loss nor a refused
+#: permission to requests.
 _LOOK: Final = 0.25
 #: Maximum timeout in seconds of the request that tests if JetStream is enabled.
 _ENABLED: Final = 1.0
@@ -186,7 +187,8 @@ class Api:
         Raises:
             JetStreamError: The server refused the request. Known errors have their own subclasses.
             NoJetStreamError: Nothing answers on the subject.
-            CallTimeoutError: No answer came in time. The outcome of the request is unknown.
+            CallTimeoutError: No answer came in time. The outcome of the request is unknown. If the server
+                reports that the request is not permitted, the error is raised at once.
             TransportError: The connection is closed or draining, was closed during the request, or was lost
                 during a request that is not read-only. If ``sent`` is true, the outcome is unknown.
             ServerProtocolError: The answer is not a valid JetStream answer.
@@ -245,7 +247,7 @@ class Api:
         deadline = asyncio.get_running_loop().time() + seconds
         before = self._link.report
         try:
-            while (msg := await self._ask_once(subject, body, copy, deadline)) is None:
+            while (msg := await self._ask_once(subject, body, copy, deadline, before)) is None:
                 if not repeat:
                     raise TransportError(
                         f"the NATS connection was lost before an answer came on {subject!r}: the "
@@ -279,7 +281,12 @@ class Api:
         return True
 
     async def _ask_once(
-        self, subject: str, body: bytes, headers: dict[str, str] | None, deadline: float
+        self,
+        subject: str,
+        body: bytes,
+        headers: dict[str, str] | None,
+        deadline: float,
+        before: Exception | None,
     ) -> Msg | None:
         """Send a request once; return None if its connection was lost before an answer came."""
         epoch, looks = self._link.epoch, 0
@@ -294,6 +301,9 @@ class Api:
                     break
                 if self.nc.is_closed:
                     raise TransportError("the NATS connection was closed before an answer came", sent=True)
+                refusal = self._link.refusal(subject, since=before)
+                if f'publish to "{subject.lower()}"' in refusal:  # this very request: no answer will come
+                    raise CallTimeoutError(f"no answer on {subject!r}{refusal}")
                 # Two checks in a row: nats-py counts a reconnect shortly before the connection is usable.
                 looks = looks + 1 if self._link.epoch > epoch else 0
                 if looks == 2:
