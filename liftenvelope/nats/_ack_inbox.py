@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, Unpack, overload
@@ -17,11 +16,12 @@ from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, TransportE
 from liftenvelope.nats._ack_future import AckFuture, EnvelopeOptions, Settled
 from liftenvelope.nats._event_log import log
 from liftenvelope.nats._feed import AckFeed
+from liftenvelope.nats._outbox import EnvelopeOutbox
 from liftenvelope.nats._outcomes import failure_of, outcome_of
 from liftenvelope.nats.expiry import ExpiryTimer
 from liftenvelope.nats.link import Link, max_payload_of
 from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
-from liftenvelope.nats.subjects import CommandHeads, framed, publish_subject
+from liftenvelope.nats.subjects import publish_subject
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -78,15 +78,9 @@ class AckInbox:
         self._pending = PendingAcks(
             on_stray=None if on_stray is None else self._stray, remember=max(max_outstanding, 65_536)
         )
-        self._outstanding = 0
-        self._outbox: deque[tuple[AckFuture, str, bytes]] = deque()
-        self._heads = CommandHeads()
+        self._outbox = EnvelopeOutbox(self._link, self.max_outstanding, self._refuse)
         self._feeds: list[weakref.ref[AckFeed]] = []
-        self._freed = asyncio.Event()
-        # Waiters wake when _outstanding <= _wake_at, the largest bound any of them needs; -1: no waiters.
-        self._wake_at = -1
         self._timer = ExpiryTimer(nc, self._pending.next_expiry, self._expire)
-        self._sender: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._subscription: DirectSubscription | None = None
         self._ended: str | None = "the ack inbox has not been started: use async with"
@@ -130,7 +124,7 @@ class AckInbox:
         """
         async with asyncio.timeout(timeout):
             while len(self._pending):
-                await self._until_freed(self.max_outstanding)
+                await self._outbox.until_freed(self.max_outstanding)
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -215,7 +209,7 @@ class AckInbox:
 
         Args, errors: As for :meth:`publish`. The future raises the errors of the outcome.
         """
-        head = self._heads.of(subject)
+        head = self._outbox.head_of(subject)
         if ack_policy == AckPolicy.NONE:
             raise UsageError(
                 "ack_policy must be LEADER or ALL, got NONE, which gets no ack: use an EnvelopePublisher"
@@ -235,9 +229,7 @@ class AckInbox:
             if len(payload) > (limit := max_payload_of(self.nc)):
                 raise EnvelopeTooLargeError(f"the envelope must be at most {limit} bytes, got {len(payload)}")
             future.sent, future.subject = False, subject
-            is_full = self._outbox or self._outstanding >= self.max_outstanding
-            if is_full or not self._write(future, framed(head, payload), len(payload)):
-                self._queue(future, subject, payload)
+            self._outbox.send(future, head, payload)
         except BaseException:
             self._pending.cancel(future.correlation_id)
             raise
@@ -288,15 +280,15 @@ class AckInbox:
                 f"wanted must be from 1 to max_outstanding, {self.max_outstanding}, got {wanted}"
             )
         while self._ended is None:
-            if not self._outbox and self.max_outstanding - self._outstanding >= wanted:
-                return self.max_outstanding - self._outstanding
-            await self._until_freed(self.max_outstanding - wanted)
+            if (free := self._outbox.free) >= wanted:
+                return free
+            await self._outbox.until_freed(self.max_outstanding - wanted)
         raise TransportError(self._ended)
 
     @property
     def outstanding(self) -> int:
         """Number of publishes sent and waiting for their acks."""
-        return self._outstanding
+        return self._outbox.outstanding
 
     @property
     def stats(self) -> PendingStats:
@@ -327,68 +319,20 @@ class AckInbox:
             ids = self._pending.register_many(contexts, deadline=deadline)
         else:
             self._pending.register_ids(ids, contexts, deadline=deadline)
-        self._outstanding += count
+        self._outbox.outstanding += count
         if deadline < self._timer.at:
             self._timer.rearm()
         return ids
 
     def withdraw_batch(self, ids: list[str]) -> None:
         """Remove messages of :meth:`register_batch` that were never sent."""
-        self._release(sum(map(self._pending.cancel, ids)))
-
-    # Sending
+        self._outbox.release(sum(map(self._pending.cancel, ids)))
 
     def _check_started(self) -> None:
         if self._ended is not None:
             raise TransportError(self._ended)
 
-    def _write(self, future: AckFuture, frame: bytes, size: int) -> bool:
-        """Buffer an envelope; return False if there is no room, or if the link is not direct."""
-        if not self._link.offer(frame, size):
-            if not self._link.direct or not self._link.fits(len(frame)):
-                return False
-            self._link.write(frame, 1, size)  # the connection is down, and buffers
-        self._claim(future)
-        return True
-
-    def _queue(self, future: AckFuture, subject: str, payload: bytes) -> None:
-        self._link.check_open()
-        while self._outbox and self._outbox[0][0].done():  # timed out while the connection is down
-            self._outbox.popleft()
-        self._outbox.append((future, subject, payload))
-        if self._sender is None or self._sender.done():
-            self._sender = self._loop.create_task(self._send_queued())
-
-    async def _send_queued(self) -> None:
-        """Send the queued envelopes in order, as places become free."""
-        while self._outbox:
-            future, subject, payload = self._outbox[0]
-            if future.done():
-                self._outbox.popleft()
-            elif self._outstanding >= self.max_outstanding:
-                await self._until_freed(self.max_outstanding - 1)
-            else:
-                await self._send_one(future, subject, payload)
-        self._wake()
-
-    async def _send_one(self, future: AckFuture, subject: str, payload: bytes) -> None:
-        frame = framed(self._heads.of(subject), payload)
-        try:
-            await self._link.room(len(frame), float("inf"))
-            if future.done():
-                return
-            if not self._write(future, frame, len(payload)):
-                self._claim(future)
-                await self._link.publish(subject, payload)
-        except TransportError as error:
-            if self._pending.cancel(future.correlation_id):
-                self._settle(future, error)
-        if self._outbox and self._outbox[0][0] is future:
-            self._outbox.popleft()
-
-    def _claim(self, future: AckFuture) -> None:
-        future.sent = future._counted = True
-        self._outstanding += 1
+    # Acks
 
     def _on_acks(self, payloads: list[bytes]) -> None:
         resolve, settled = self._pending.resolve, 0
@@ -407,7 +351,7 @@ class AckInbox:
                     self._settle(context, outcome_of(result))
             if self._feeds:
                 self._feed(ack)
-        self._release(settled)
+        self._outbox.release(settled)
 
     def _feed(self, ack: Ack) -> None:
         for feed in [ref() for ref in self._feeds]:
@@ -416,30 +360,20 @@ class AckInbox:
 
     def _settle(self, future: AckFuture, outcome: Any) -> None:
         """Complete a future whose entry just left the table: the future can't have been cancelled."""
-        self._release(future._counted)
+        self._outbox.release(future._counted)
         if isinstance(outcome, BaseException):
             future.set_exception(outcome)
         else:
             future.set_result(outcome)
 
-    def _release(self, places: int) -> None:
-        self._outstanding -= places
-        if self._outstanding <= self._wake_at:
-            self._wake()
+    def _refuse(self, future: AckFuture, error: TransportError) -> None:
+        """Fail a publish that was queued and can't be sent."""
+        if self._pending.cancel(future.correlation_id):
+            self._settle(future, error)
 
     def _give_up(self, future: AckFuture) -> None:
         if self._pending.cancel(future.correlation_id):
-            self._release(future._counted)
-
-    async def _until_freed(self, outstanding: int) -> None:
-        """Wait until a publish ends and at most ``outstanding`` remain, or the inbox ends."""
-        self._wake_at = max(self._wake_at, outstanding)
-        self._freed.clear()
-        await self._freed.wait()
-
-    def _wake(self) -> None:
-        self._wake_at = -1
-        self._freed.set()
+            self._outbox.release(future._counted)
 
     def _stray(self, ack: Ack, kind: Stray) -> None:
         assert self._on_stray is not None
@@ -462,7 +396,7 @@ class AckInbox:
             subject = batch.subject(index)
             refusal = self._link.refusal(subject, self.subject, since=batch.before)
             batch.settle(index, failure_of(entry, subject, True, reason, refusal))
-            self._release(1)
+            self._outbox.release(1)
         elif entry.complete:
             self._settle(context, entry.acks)
         else:
@@ -481,17 +415,15 @@ class AckInbox:
     def _end(self, reason: str, *, failed: bool = False) -> None:
         self._ended = reason
         self._stop_tasks()
-        self._outbox.clear()
         for entry in self._pending.fail_all(TransportError(reason)):
             self._finish(entry, reason)
         for ref in list(self._feeds):
             if (feed := ref()) is not None:
                 feed.end(TransportError(reason) if failed else None)
-        self._wake()
+        self._outbox.wake()
 
     def _stop_tasks(self) -> None:
-        current = asyncio.current_task()
-        for task in (self._sender, self._watcher):
-            if task is not None and task is not current:
-                task.cancel()
+        self._outbox.close()
+        if self._watcher is not None and self._watcher is not asyncio.current_task():
+            self._watcher.cancel()
         self._timer.stop()
