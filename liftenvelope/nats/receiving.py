@@ -24,6 +24,7 @@ from nats.aio.subscription import Subscription
 from nats.protocol import parser as nats_parser
 
 from liftenvelope._native import frames
+from liftenvelope.nats._reader_tap import ReaderTap, reader_of
 from liftenvelope.nats.headers import header_block
 from liftenvelope.nats.link import Link
 
@@ -274,6 +275,10 @@ class DirectParser:
         self._aligned = False
         self._parsing = 0
         self._left = False
+        self._tap: ReaderTap | None = None
+        #: Number of bytes in the reader that were walked, and are for nats-py's parser.
+        self._handed = 0
+        self._reporting: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"<liftenvelope's parser before {self._parser!r}>"
@@ -291,8 +296,14 @@ class DirectParser:
             self.nc._ps = self._parser
         self._left = True
         self._walker.pass_all()
-        if not self._parsing:  # otherwise parse() passes on the rest itself
+        tap, self._tap = self._tap, None
+        if tap is not None:
+            tap.remove()
+        if tap is not None and self._handed:
+            tap.give(self._walker.walk()[1])  # behind the bytes that nats-py has not read yet
+        elif not self._parsing:  # otherwise parse() or take() passes on the rest itself
             self._parser.buf.extend(self._walker.walk()[1])
+        self._handed = 0
 
     def adopt(self, direct: DirectSubscription) -> None:
         """Extract a subscription's messages as soon as nats-py has delivered those in its queue."""
@@ -310,6 +321,7 @@ class DirectParser:
         """Reset: nats-py calls this when a connection is lost, and before the first byte of the next."""
         self._walker.reset()
         self._parser.reset()
+        self._handed = 0
         if self._left:  # another parser wraps this one, which must pass all bytes through
             self._walker.pass_all()
         for direct in list(self._direct.values()):  # nats-py may still have their messages queued
@@ -324,6 +336,13 @@ class DirectParser:
         try:
             if not self._aligned:
                 self._align()
+            if self._handed:
+                own, data = data[: self._handed], data[self._handed :]
+                self._handed -= len(own)
+                await self._parser.parse(own)
+                self._check_held()
+                if self._handed:
+                    return
             # Not while nats-py holds half a message: it may be of a waiting one, and must not be overtaken.
             if self._waiting and self._parser.state == nats_parser.AWAITING_CONTROL_LINE:
                 self._take_over()
@@ -332,14 +351,46 @@ class DirectParser:
             while left:
                 taken, left = self._walker.walk()
                 for sid, size, messages in taken:
-                    await self._deliver(sid, size, messages)
+                    if (error := self._deliver(sid, size, messages)) is not None:
+                        await self.nc._error_cb(error)
                 if left:
                     await self._parser.parse(left)
                     self._check_held()
             if self._left:  # a handler called leave(): pass on the bytes of an incomplete message
                 await self._parser.parse(self._walker.walk()[1])
+            elif (reader := reader_of(self.nc._transport)) is not None:
+                self._tap = ReaderTap(reader, self)
         finally:
             self._parsing -= 1
+
+    @property
+    def takes_now(self) -> bool:
+        """True if bytes may be parsed as soon as they are received: all earlier ones are parsed."""
+        return not (self._parsing or self._handed or self._waiting) and self.nc._ps is self
+
+    def take(self, data: bytes) -> bytes:
+        """Parse received bytes up to the first that are for nats-py, and return those that it must read.
+
+        :meth:`parse` goes on behind them.
+        """
+        self._parsing += 1
+        try:
+            self._walker.feed(data)
+            taken, left = self._walker.walk()
+            for sid, size, messages in taken:
+                if (error := self._deliver(sid, size, messages)) is not None:
+                    self._report(error)
+            if self._left:  # a handler called leave()
+                return left + self._walker.walk()[1]
+            self._handed = len(left)
+            return left
+        finally:
+            self._parsing -= 1
+
+    def _report(self, error: Exception) -> None:
+        task = asyncio.get_running_loop().create_task(self.nc._error_cb(error))
+        self._reporting.add(task)
+        task.add_done_callback(self._reporting.discard)
 
     def _check_held(self) -> None:
         """Refuse a line or message that nats-py's parser would buffer without limit.
@@ -385,22 +436,24 @@ class DirectParser:
         else:
             self._walker.open_delivered(sid, *direct.delivery)
 
-    async def _deliver(self, sid: int, size: int, messages: list[Any]) -> None:
+    def _deliver(self, sid: int, size: int, messages: list[Any]) -> Exception | None:
+        """Pass messages to their handler; return its error, which is for ``error_cb``."""
         nc = self.nc
         nc.stats["in_msgs"] += len(messages)
         nc.stats["in_bytes"] += size
         direct = self._direct.get(sid)
         if direct is None:
-            return  # ended meanwhile: nats-py also counts and drops such messages
+            return None  # ended meanwhile: nats-py also counts and drops such messages
         sub: Any = direct.subscription
         if nc._subs.get(sid) is not sub:
             self.dismiss(direct)  # ended by the connection
-            return
+            return None
         sub._received += len(messages)
         try:
             direct.handler(messages)
-        except Exception as exc:  # noqa: BLE001 - to error_cb, as for nats-py's callbacks
-            await nc._error_cb(exc)
+        except Exception as exc:  # noqa: BLE001 - to error_cb
+            return exc
+        return None
 
 
 def what_is_unknown(nc: Client) -> str | None:
