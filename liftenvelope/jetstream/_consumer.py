@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Unpack
 
 from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope.errors import UsageError, UsageTypeError
-from liftenvelope.jetstream._consumer_config import ACK_WAIT, AckPolicy, ConsumerConfig, PriorityPolicy
+from liftenvelope.jetstream._consumer_config import AckPolicy, ConsumerConfig, PriorityPolicy, shortest_wait
 from liftenvelope.jetstream._events import PullEvent
 from liftenvelope.jetstream._feed import Hooks, PullFeed
 from liftenvelope.jetstream._fetching import Batch, FetchInboxes, first_of
@@ -328,9 +328,9 @@ class Consumer:
         Args:
             timeout: Seconds to wait for the message. Default 30.
             prefetch: Messages to ask the server for at a time. Those beyond the first wait for the next calls
-                with the same options. After half of ``ack_wait``, at most 15 s, without a call for them they
-                are given back as by :meth:`give_back`. A caller that is too slow for so many gets fewer at a
-                time. Default 1: nothing is buffered.
+                with the same options. After half of ``ack_wait``, or of the shortest time of ``backoff``, at
+                most 15 s, without a call for them they are given back as by :meth:`give_back`. A caller that
+                is too slow for so many gets fewer at a time. Default 1: nothing is buffered.
             group: Options for the consumer's priority group.
 
         Raises:
@@ -429,7 +429,8 @@ class Consumer:
             max_messages: Maximum number of messages requested and buffered. Default 500.
             max_bytes: Maximum number of bytes requested and buffered; excludes ``max_messages``.
             auto_ack_progress: True to send progress acks while a coroutine function runs, three per
-                ``ack_wait``, so that the message is not redelivered. Default false.
+                ``ack_wait``, or per shortest time of ``backoff``, so that the message is not redelivered.
+                Default false.
             on_event: Called with each event that does not end the consumption.
             on_pinned: Called with the pin id when this consumption is pinned.
             on_unpinned: Called with the pin id when this consumption loses the pin.
@@ -454,7 +455,7 @@ class Consumer:
         config = self._info.config
         if auto_ack_progress and config.ack_policy is AckPolicy.NONE:
             raise UsageError("auto_ack_progress must be False for a consumer without acks, got True")
-        progress = (config.ack_wait or ACK_WAIT) / 3 if auto_ack_progress else None
+        progress = shortest_wait(config) / 3 if auto_ack_progress else None
         plan = consume_plan(config, max_messages=max_messages, max_bytes=max_bytes, **options)
         feed = PullFeed(self, plan, self._hooks(on_event, on_pinned, on_unpinned))
         try:

@@ -10,7 +10,15 @@ from liftenvelope.errors import UsageError
 from liftenvelope.jetstream._records import Moment, OpenEnum, Record, Seconds
 from liftenvelope.jetstream.names import check_consumer_name, check_filter, check_group
 
-__all__ = ["ACK_WAIT", "AckPolicy", "ConsumerConfig", "DeliverPolicy", "PriorityPolicy", "ReplayPolicy"]
+__all__ = [
+    "ACK_WAIT",
+    "AckPolicy",
+    "ConsumerConfig",
+    "DeliverPolicy",
+    "PriorityPolicy",
+    "ReplayPolicy",
+    "shortest_wait",
+]
 
 #: Server default of ``ack_wait`` in seconds.
 ACK_WAIT: Final = 30.0
@@ -182,3 +190,8 @@ class ConsumerConfig(Record):
     def is_push(self) -> bool:
         """True for a push consumer, from which nothing can be pulled."""
         return bool(self.deliver_subject)
+
+
+def shortest_wait(config: ConsumerConfig) -> float:
+    """Return the least time in seconds after which a message without an ack may be delivered again."""
+    return min(config.backoff) if config.backoff else config.ack_wait or ACK_WAIT

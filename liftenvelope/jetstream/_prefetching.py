@@ -20,7 +20,7 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
-from liftenvelope.jetstream._consumer_config import ACK_WAIT, AckPolicy, ConsumerConfig
+from liftenvelope.jetstream._consumer_config import ACK_WAIT, AckPolicy, ConsumerConfig, shortest_wait
 from liftenvelope.jetstream._feed import Hooks, PullFeed, PullSource
 from liftenvelope.jetstream._pull_options import GroupOptions, PullPlan, consume_plan
 from liftenvelope.jetstream.consuming import stop_feed
@@ -112,7 +112,7 @@ class _Prefetcher:
         self._source = source
         self._prefetch = self._size = prefetch
         self._plan_of = plan_of
-        self._hold = min(config.ack_wait or ACK_WAIT, *config.backoff[:1], ACK_WAIT) / 2
+        self._hold = min(shortest_wait(config), ACK_WAIT) / 2
         self._feed: PullFeed | None = None
         #: Held by the call that waits for the feed; others wait behind it. The buffer is empty meanwhile.
         self._turn = asyncio.Lock()

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope import envelope as codec
-from liftenvelope._checks import as_seconds, as_text
+from liftenvelope._checks import MAX_INT64, as_seconds, as_text
 from liftenvelope._native import frames
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.jetstream._event_log import log_unsent_ack
@@ -351,14 +351,16 @@ class Message(frames.Delivered):
         """Reject the message, so that the server redelivers it.
 
         Args:
-            delay: Minimum seconds before the redelivery. Default: redeliver at once.
+            delay: Minimum seconds before the redelivery, at most 292 years. Default: redeliver at once.
 
         Raises:
             UsageError, TransportError: As for :meth:`ack`. Also ``UsageError`` if ``delay`` is not positive.
         """
         payload = NAK
         if delay is not None:
-            payload += b" " + json.dumps({"delay": to_ns(as_seconds("delay", delay))}).encode()
+            payload += (
+                b" " + json.dumps({"delay": min(to_ns(as_seconds("delay", delay)), MAX_INT64)}).encode()
+            )
         self._finish(payload)
 
     def term(self, reason: str | None = None) -> None:

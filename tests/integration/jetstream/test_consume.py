@@ -392,9 +392,12 @@ class TestConsume:
         with pytest.raises(ConsumerDeletedError):
             await consumption.closed()
 
-    async def test_auto_ack_progress_keeps_a_message(self, bench: Bench) -> None:
+    @pytest.mark.parametrize(
+        "config", [{"ack_wait": 30_000_000_000}, {"backoff": [600_000_000_000, 30_000_000_000]}]
+    )
+    async def test_auto_ack_progress_keeps_a_message(self, bench: Bench, config: dict[str, Any]) -> None:
         await bench.publish(numbered(1))
-        consumer = await bench.consumer(ack_wait=30_000_000_000)  # one progress ack every 10 s
+        consumer = await bench.consumer(**config)  # one progress ack every 10 s
         seen: list[bytes] = []
         done = asyncio.Event()
 

@@ -65,6 +65,7 @@ class TestAcks:
             (lambda m: m.ack(), b"+ACK"),
             (lambda m: m.nak(), b"-NAK"),
             (lambda m: m.nak(delay=0.1), b'-NAK {"delay": 100000000}'),
+            (lambda m: m.nak(delay=1e12), b'-NAK {"delay": 9223372036854775807}'),
             (lambda m: m.term(), b"+TERM"),
             (lambda m: m.term("größer"), "+TERM größer".encode()),
         ]
