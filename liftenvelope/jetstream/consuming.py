@@ -192,7 +192,7 @@ class Consumption:
         feed, handler, buffer = self._feed, self._handler, self._feed.buffer
         while True:
             try:
-                message = feed.pop() if buffer else await feed.next()
+                message = buffer.pop() if buffer else await feed.next()
             except StopAsyncIteration:
                 return
             if self._progress is None:
