@@ -6,7 +6,9 @@ import re
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
 
 from liftenvelope import bulk
@@ -25,9 +27,10 @@ from liftenvelope.errors import (
     StreamNotFoundError,
     TransportError,
 )
+from liftenvelope.spark._connection import ConnectionSettings
 from liftenvelope.spark._offsets import Offsets, Part, Places
 from liftenvelope.spark._options import SourceOptions
-from liftenvelope.spark._planning import Extents, Span, begin_at, check_named, end_at
+from liftenvelope.spark._planning import Extents, Span, begin_at, check_named, end_at, was_recreated
 from liftenvelope.spark._schema import BATCH_BYTES, BATCH_ROWS, bulk_columns, spark_batches, spark_schema
 from liftenvelope.spark.errors import DataLossError, OptionError
 
@@ -41,6 +44,9 @@ _READABLE_POLL: Final = 0.1
 #: Seconds for which a stream that was seen must be missing before it counts as deleted.
 _GONE_AFTER: Final = 5.0
 _GONE_POLL: Final = 0.25
+#: Streams that tasks of this process have waited for in vain, with servers and creation times. Other tasks
+#: of a batch do not wait again. A stream that is created anew has another time.
+_DELETED: Final[deque[tuple[ConnectionSettings, str, int]]] = deque(maxlen=256)
 
 
 class SourceBroker:
@@ -154,7 +160,9 @@ class SourceBroker:
 
     def _stream_extents(self, stream: str, *, may_miss: bool) -> dict[Part, Extents] | None:
         def ask() -> dict[Part, Extents]:
-            return {part: self._extents(part) for part in self._parts(stream)}
+            # First: if the stream is created again in between, its tasks notice.
+            created = self._source(stream).created()
+            return {part: replace(self._extents(part), created=created) for part in self._parts(stream)}
 
         return self._unless_gone(stream, ask) if may_miss else ask()
 
@@ -242,9 +250,7 @@ class SourceBroker:
         """Return the part of a range that a query may need; None for none."""
         source, whole = self._source(span.stream), Range(span.partition, span.start, span.stop)
         found = self._patiently(lambda: narrowed_range(source, whole, narrowing))
-        return (
-            Span(span.stream, span.partition, found.start, found.stop) if found.start < found.stop else None
-        )
+        return replace(span, start=found.start, stop=found.stop) if found.start < found.stop else None
 
     def await_readable(self, span: Span) -> bool:
         """Wait until a range can be read to its end.
@@ -254,10 +260,12 @@ class SourceBroker:
         published.
 
         Returns:
-            False, with a warning, if the partition was deleted, and ``failOnDataLoss`` is false.
+            False, with a warning, if the partition was deleted or the stream created again, and
+            ``failOnDataLoss`` is false.
 
         Raises:
-            DataLossError: The partition ends before the range does, or it was deleted.
+            DataLossError: The partition ends before the range does, it was deleted, or the stream was created
+                again.
             TransportError: The range did not become readable within ``reconnectWait``, or no server could be
                 reached for that long.
         """
@@ -266,34 +274,76 @@ class SourceBroker:
         name = f"{span.stream}[{span.partition}]"
 
         self._reached = True  # by the process that planned the range
+        while True:
+            found = self._unless_deleted(span)
+            if found is None:
+                self._lost(f"{name} does not exist any more, but the batch reads up to {span.stop}")
+                return False
+            if self._was_recreated(span):
+                return False
+            if found.end >= span.stop:
+                return True
+            if found.log_end < span.stop:
+                text = f"{name} ends at offset {found.log_end}, but the batch reads up to {span.stop}"
+                if self._options.fail_on_data_loss:
+                    self._lost(text)
+                return True
+            if (pause := patience.failed(time.monotonic())) is None:
+                text = f"{name} shows only {found.end} of {found.log_end} messages since its server crashed"
+                raise TransportError(f"{text}; publish one more message to it, and run the query again")
+            time.sleep(pause)
+
+    def _unless_deleted(self, span: Span) -> Extents | None:
+        """Return the extents of the partition of a range; None once it has been missing for a while."""
+        deleted = (self._options.connection, span.stream, span.created)
+        if span.created and deleted in _DELETED:
+            self._gone.add(span.stream)
 
         def ask() -> Extents:
             return self._patiently(lambda: self._extents((span.stream, span.partition)))
 
         # A stream that was made anew may have fewer partitions.
-        missing = (*_NOT_FOUND, NoSuchPartitionError)
-        while (found := self._unless_gone(span.stream, ask, missing)) is None or found.end < span.stop:
-            if found is None or found.log_end < span.stop:
-                state = "does not exist any more" if found is None else f"ends at offset {found.log_end}"
-                text = f"{name} {state}, but the batch reads up to {span.stop}"
-                if self._options.fail_on_data_loss:
-                    raise DataLossError(f"{text}; set failOnDataLoss=false, or use a new checkpointLocation")
-                if found is None:
-                    _warn_of_loss(text)
-                return found is not None
-            if (pause := patience.failed(time.monotonic())) is None:
-                text = f"{name} shows only {found.end} of {found.log_end} messages since its server crashed"
-                raise TransportError(f"{text}; publish one more message to it, and run the query again")
-            time.sleep(pause)
+        found = self._unless_gone(span.stream, ask, (*_NOT_FOUND, NoSuchPartitionError))
+        if found is None and deleted not in _DELETED:
+            _DELETED.append(deleted)
+        return found
+
+    def _was_recreated(self, span: Span) -> bool:
+        """Return True, with a warning, if the stream was created again since a range of it was planned.
+
+        Raises:
+            DataLossError: It was, and ``failOnDataLoss`` is true.
+        """
+        if not span.created:
+            return False
+        try:
+            found = self._patiently(self._source(span.stream).created)
+        except _NOT_FOUND:  # deleted only now
+            return False
+        if not was_recreated(span.created, found):
+            return False
+        text = f"{span.stream} was deleted and created again, but the batch reads the old one"
+        self._lost(f"{text} up to offset {span.stop} of partition {span.partition}")
         return True
 
+    def _lost(self, text: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise DataLossError(f"{text}; set failOnDataLoss=false, or use a new checkpointLocation")
+        _warn_of_loss(text)
+
     def check_whole(self, span: Span, done: int) -> None:
-        """Raise TransportError if a read ended early without an error; warn of a loss that is passed over.
+        """Check a read that has ended without an error. Warn of a loss that is passed over.
 
         Args:
             span: The range.
             done: Offsets read, including those without a message.
+
+        Raises:
+            TransportError: The read ended early.
+            DataLossError: The stream was created again meanwhile, so that the rows may be of another one.
         """
+        if self._was_recreated(span):
+            return
         if done >= span.stop - span.start:
             return
         # With failOnDataLoss=false, offsets deleted by retention or by recreating the stream may be missing.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from liftenvelope.spark._words import Words, whole
@@ -77,14 +77,24 @@ class Position:
     Attributes:
         offsets: Next offset of each partition.
         begun: Start of the range that ends here.
+        created: Creation time of each stream in ns since 1970, where it is known: a stream that was created
+            again under its name has the same offsets for other messages.
     """
 
     offsets: Offsets
     begun: Offsets
+    created: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON value; equal positions give equal text."""
-        return {"v": _VERSION, "offsets": _nested(self.offsets), "from": _nested(self.begun)}
+        found: dict[str, Any] = {
+            "v": _VERSION,
+            "offsets": _nested(self.offsets),
+            "from": _nested(self.begun),
+        }
+        if self.created:  # as text: a parser of JSON may round integers beyond 2**53
+            found["created"] = {stream: str(self.created[stream]) for stream in sorted(self.created)}
+        return found
 
     @classmethod
     def from_json(cls, found: Any) -> Position:
@@ -97,7 +107,8 @@ class Position:
             text = f"the checkpoint must hold an offset of version {_VERSION} of this source, got {found!r}"
             raise CheckpointError(f"{text}; use the version that wrote it, or a new checkpointLocation")
         try:
-            return cls(_flat(found["offsets"]), _flat(found["from"]))
+            created = {stream: _offset(int(text)) for stream, text in found.get("created", {}).items()}
+            return cls(_flat(found["offsets"]), _flat(found["from"]), created)
         except (KeyError, AttributeError, TypeError, ValueError) as exc:
             raise CheckpointError(f"the checkpoint is damaged, use a new one: it holds {found!r}") from exc
 

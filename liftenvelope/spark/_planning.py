@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from liftenvelope.spark._offsets import EARLIEST, LATEST, Offsets, Part, PartitionPlace, Places, Position
@@ -16,9 +16,11 @@ __all__ = [
     "Trigger",
     "begin_at",
     "check_named",
+    "creation_times",
     "divide",
     "end_at",
     "spans_between",
+    "was_recreated",
 ]
 
 
@@ -31,21 +33,32 @@ class Extents:
         end: Offset after the newest readable message.
         log_end: Offset after the newest stored message. After a crash of its server, a partition may hide its
             newest messages for a while.
+        created: Creation time of the stream in ns since 1970; 0 if it is not known.
     """
 
     oldest: int
     end: int
     log_end: int
+    created: int = 0
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
-    """Offsets that one task reads in a partition, from ``start`` up to but not including ``stop``."""
+    """Offsets that one task reads in a partition, from ``start`` up to but not including ``stop``.
+
+    Attributes:
+        stream: Name of the stream.
+        partition: Number of the partition.
+        start: First offset.
+        stop: Offset after the last one.
+        created: Creation time of the stream in ns since 1970; 0 if it is not known.
+    """
 
     stream: str
     partition: int
     start: int
     stop: int
+    created: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +78,16 @@ class Trigger:
 
 def _name(part: Part) -> str:
     return f"{part[0]}[{part[1]}]"
+
+
+def creation_times(extents: Mapping[Part, Extents]) -> dict[str, int]:
+    """Return the creation time of each stream, in ns since 1970, where it is known."""
+    return {stream: extent.created for (stream, _), extent in extents.items() if extent.created}
+
+
+def was_recreated(known: int, found: int) -> bool:
+    """Return True if two creation times are those of two streams; 0 for a time that is not known."""
+    return bool(known and found) and known != found
 
 
 def check_named(places: Places, parts: Iterable[Part]) -> None:
@@ -111,9 +134,15 @@ def end_at(places: Places, part: Part, extents: Extents, at_time: int | None) ->
     return extents.end if place.offset == LATEST else min(place.offset, extents.end)
 
 
-def spans_between(begin: Offsets, end: Offsets) -> list[Span]:
-    """Return the non-empty ranges, sorted by stream and partition."""
-    found = [Span(*part, begin.get(part, 0), stop) for part, stop in end.items()]
+def spans_between(begin: Offsets, end: Offsets, created: Mapping[str, int]) -> list[Span]:
+    """Return the non-empty ranges, sorted by stream and partition.
+
+    Args:
+        begin: First offset of each partition.
+        end: Offset after the last one of each partition.
+        created: Creation time of each stream in ns since 1970, where it is known.
+    """
+    found = [Span(*part, begin.get(part, 0), stop, created.get(part[0], 0)) for part, stop in end.items()]
     return sorted(span for span in found if span.start < span.stop)
 
 
@@ -137,7 +166,7 @@ def _even(span: Span, size: int) -> list[Span]:
     length = span.stop - span.start
     parts = -(-length // size)
     cuts = [span.start + length * i // parts for i in range(parts + 1)]
-    return [Span(span.stream, span.partition, start, stop) for start, stop in pairwise(cuts)]
+    return [replace(span, start=start, stop=stop) for start, stop in pairwise(cuts)]
 
 
 def _share(begin: Offsets, ends: Offsets, most: int) -> Offsets:
@@ -192,7 +221,10 @@ class Planner:
             part: self._end(part, begin[part], extent) for part, extent in extents.items() if part in begin
         }
         fresh = sum(ends[part] - begin[part] for part in ends)
-        changed = begin != start.offsets
+        created = creation_times(extents)
+        changed = begin != start.offsets or any(
+            was_recreated(known, created.get(stream, 0)) for stream, known in start.created.items()
+        )
         if not fresh and not changed:
             return start
         if not changed and self._is_early(fresh, trigger, now):
@@ -200,7 +232,9 @@ class Planner:
         self._last = now
         if trigger.most is not None:
             ends = _share(begin, ends, trigger.most)
-        return Position(ends, begin)
+        kept = {stream for stream, _ in begin}
+        times = {**start.created, **created}
+        return Position(ends, begin, {stream: times[stream] for stream in kept & times.keys()})
 
     def _end(self, part: Part, begin: int, extent: Extents) -> int:
         end = extent.end
@@ -221,6 +255,9 @@ class Planner:
             if extent is None:
                 state = "does not exist" if self._includes(part) else "is not named by the options"
                 self._lost(f"{_name(part)} {state} any more; the query was at offset {offset}")
+            elif was_recreated(start.created.get(part[0], 0), extent.created):
+                self._lost(f"{_name(part)} was deleted and created again; the query was at offset {offset}")
+                begin[part] = extent.oldest
             elif offset > extent.log_end:
                 text = f"{_name(part)} ends at offset {extent.log_end}, but the query was at {offset}"
                 self._lost(f"{text}: the stream was recreated, or its newest messages were lost")

@@ -14,7 +14,7 @@ from liftenvelope.spark._broker import SourceBroker, read_span
 from liftenvelope.spark._cursors import QueryCursors
 from liftenvelope.spark._offsets import Offsets, Position
 from liftenvelope.spark._options import SourceOptions
-from liftenvelope.spark._planning import Planner, Span, Trigger, divide, spans_between
+from liftenvelope.spark._planning import Planner, Span, Trigger, creation_times, divide, spans_between
 
 __all__ = ["BatchSource", "StreamingSource", "pushed_condition"]
 
@@ -75,7 +75,8 @@ class BatchSource:
             return []
         with SourceBroker(self._options) as broker:
             extents = broker.extents()
-            spans = spans_between(broker.begin(extents), broker.end(extents))
+            created = creation_times(extents)
+            spans = spans_between(broker.begin(extents), broker.end(extents), created)
             spans = [span for span in (broker.narrowed(span, self._pushed) for span in spans) if span]
         return divide(spans, self._options.min_partitions, self._options.max_records)
 
@@ -105,8 +106,9 @@ class StreamingSource:
         Spark asks more than once and keeps none of the answers, so every call returns the same position.
         """
         if self._initial is None:
-            begin = self._broker.begin(self._broker.extents())
-            self._initial = Position(begin, begin)
+            extents = self._broker.extents()
+            begin = self._broker.begin(extents)
+            self._initial = Position(begin, begin, creation_times(extents))
         return self._initial.to_json()
 
     def latest(self, start: dict[str, Any], *, limited: bool) -> dict[str, Any]:
@@ -159,9 +161,8 @@ class StreamingSource:
         if start == end:
             return []
         found = Position.from_json(end)
-        return divide(
-            spans_between(found.begun, found.offsets), self._options.min_partitions, self._options.max_records
-        )
+        spans = spans_between(found.begun, found.offsets, found.created)
+        return divide(spans, self._options.min_partitions, self._options.max_records)
 
     def done(self, end: dict[str, Any]) -> None:
         """Set the cursors to the end of a batch that is done.

@@ -143,6 +143,20 @@ class TestDeletedStreams:
             list(source.read(Span(f"{name}-2", 0, 0, 1)))
         source.close()
 
+    def test_one_task_alone_waits_for_a_deleted_stream(
+        self, servers: Servers, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source, at = self.begun(servers, name, failOnDataLoss=False)
+        gone = [
+            Span(f"{name}-2", 0, number, number + 1, int(at["created"][f"{name}-2"])) for number in (0, 1)
+        ]
+        for span in gone:
+            with pytest.warns(RuntimeWarning, match=r"-2\[0\] does not exist any more, but the batch"):
+                assert list(source.read(span)) == []
+            # Another wait would outlast the test.
+            monkeypatch.setattr(_broker, "_GONE_AFTER", 3_600.0)
+        source.close()
+
     def test_query_continues_without_a_deleted_stream(
         self, servers: Servers, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -228,6 +242,94 @@ class TestDeletedStreams:
         with pytest.raises(StreamNotFoundError, match=f"{name}-2"):
             source.initial()
         source.close()
+
+
+class TestRecreatedStreams:
+    """A stream is deleted, and created again under its name with more messages than before."""
+
+    def begun(self, servers: Servers, name: str, **given: Any) -> tuple[StreamingSource, dict[str, Any]]:
+        """A query that has read the old stream."""
+        servers.make(name, 1, 2)
+        source = StreamingSource(servers.options(subscribe=name, startingOffsets="earliest", **given))
+        at, found = numbers(source, source.initial())
+        assert found == [1, 2]
+        return source, at
+
+    def recreate(self, servers: Servers, name: str) -> None:
+        servers.delete(name)
+        servers.make(name, 3, 4, 5)
+
+    def test_longer_stream_is_data_loss(self, servers: Servers, name: str) -> None:
+        source, at = self.begun(servers, name)
+        self.recreate(servers, name)
+        text = r"\[0\] was deleted and created again; the query was at offset 2"
+        with pytest.raises(DataLossError, match=text):
+            source.latest(at, limited=True)
+        source.close()
+        restarted = StreamingSource(servers.options(subscribe=name))
+        with pytest.raises(DataLossError, match=text):
+            restarted.latest(at, limited=True)
+        restarted.close()
+
+    def test_longer_stream_is_read_from_its_beginning(self, servers: Servers, name: str) -> None:
+        source, at = self.begun(servers, name, failOnDataLoss=False)
+        self.recreate(servers, name)
+        with pytest.warns(RuntimeWarning, match=r"data loss: .* was deleted and created again"):
+            at, found = numbers(source, at)
+        assert found == [3, 4, 5]
+        assert numbers(source, at) == (at, [])
+        servers.fill(name, 6)
+        assert numbers(source, at)[1] == [6]
+        source.close()
+
+    def test_checkpoint_of_an_older_version_is_read_on(self, servers: Servers, name: str) -> None:
+        source, at = self.begun(servers, name)
+        assert at.pop("created")
+        servers.fill(name, 3)
+        at, found = numbers(source, at)
+        assert found == [3]
+        assert at["created"]
+        source.close()
+
+    def test_task_of_the_old_stream_reads_nothing_of_the_new_one(self, servers: Servers, name: str) -> None:
+        source, at = self.begun(servers, name)
+        servers.fill(name, 3)
+        (span,) = source.spans(at, source.latest(at, limited=True))
+        self.recreate(servers, name)
+        text = "was deleted and created again, but the batch reads the old one up to offset 3"
+        with pytest.raises(DataLossError, match=text):
+            list(source.read(span))
+        source.close()
+        source = StreamingSource(servers.options(subscribe=name, failOnDataLoss=False))
+        with pytest.warns(RuntimeWarning, match=text):
+            assert list(source.read(span)) == []
+        source.close()
+
+    def test_task_notices_a_new_stream_after_its_read(
+        self, servers: Servers, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The stream is replaced between the look at it and the read."""
+        source, at = self.begun(servers, name)
+        servers.fill(name, 3)
+        (span,) = source.spans(at, source.latest(at, limited=True))
+        read = bulk.read
+
+        def late(*args: Any, **options: Any) -> Any:
+            self.recreate(servers, name)
+            return read(*args, **options)
+
+        monkeypatch.setattr(bulk, "read", late)
+        with pytest.raises(DataLossError, match="was deleted and created again"):
+            list(source.read(span))
+        source.close()
+
+    def test_batch_query_is_of_one_stream(self, servers: Servers, name: str) -> None:
+        servers.make(name, 1)
+        source = BatchSource(servers.options(subscribe=name, streaming=False))
+        (span,) = source.spans()
+        self.recreate(servers, name)
+        with pytest.raises(DataLossError, match="was deleted and created again"):
+            list(source.read(span))
 
 
 class TestCursors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ OFFSETS = st.dictionaries(PARTS, st.integers(0, 2**63 - 1), max_size=6)
 class TestPositions:
     @given(OFFSETS, OFFSETS)
     def test_round_trip(self, offsets: Offsets, begun: Offsets) -> None:
-        position = Position(offsets, begun)
+        position = Position(offsets, begun, {stream: 2**63 - 1 for stream, _ in offsets})
         assert Position.from_json(json.loads(json.dumps(position.to_json()))) == position
 
     @given(OFFSETS)
@@ -67,6 +68,9 @@ class TestPositions:
             {"v": 1, "offsets": {"s": {"0": -1}}, "from": {}},
             {"v": 1, "offsets": {"s": {"0": 1.5}}, "from": {}},
             {"v": 1, "offsets": {"s": 1}, "from": {}},
+            {"v": 1, "offsets": {}, "from": {}, "created": {"s": "x"}},
+            {"v": 1, "offsets": {}, "from": {}, "created": {"s": "-1"}},
+            {"v": 1, "offsets": {}, "from": {}, "created": []},
         ],
     )
     def test_what_is_none(self, found: Any) -> None:
@@ -105,8 +109,8 @@ class TestPlaces:
 
 class TestRanges:
     def test_empty_ones_are_left_out(self) -> None:
-        assert spans_between({A: 3, B: 4}, {A: 3, B: 9, ("t", 0): 2}) == [
-            Span("s", 1, 4, 9),
+        assert spans_between({A: 3, B: 4}, {A: 3, B: 9, ("t", 0): 2}, {"s": 7}) == [
+            Span("s", 1, 4, 9, 7),
             Span("t", 0, 0, 2),
         ]
 
@@ -121,6 +125,7 @@ class TestRanges:
         spans = spans_between(
             {part: start for part, (start, _) in ranges.items()},
             {part: start + length for part, (start, length) in ranges.items()},
+            {"s": 7},
         )
         parts = divide(spans, least, most)
         total = sum(span.stop - span.start for span in spans)
@@ -130,7 +135,7 @@ class TestRanges:
         for part in parts:
             last = joined[-1] if joined else None
             if last and (last.stream, last.partition, last.stop) == (part.stream, part.partition, part.start):
-                joined[-1] = Span(part.stream, part.partition, last.start, part.stop)
+                joined[-1] = replace(part, start=last.start)
             else:
                 joined.append(part)
         assert joined == spans
@@ -163,7 +168,7 @@ class TestBatches:
         # Asked again after the crash, "latest" is later than where the batch began, even where it ended.
         for late in (103, 107, 500):
             again = Position.from_json(end.to_json())
-            assert spans_between(again.begun, again.offsets) == [Span("s", 0, 100, 107)]
+            assert spans_between(again.begun, again.offsets, again.created) == [Span("s", 0, 100, 107)]
             assert at(a=late).to_json() != end.to_json()
 
     def test_limits_are_shared(self) -> None:
@@ -244,3 +249,28 @@ class TestLoss:
         assert len(went.losses) == 2
         assert went.next(found, {A: Extents(1, 3, 3)}, ALL, 0.0) is found
         assert len(went.losses) == 2
+
+    @pytest.mark.parametrize("end", [4, 5, 9])
+    def test_stream_that_was_created_again_is_loss_whatever_its_length(self, end: int) -> None:
+        start = Position({A: 5, B: 0}, {A: 5, B: 0}, {"s": 1_000})
+        there = {A: Extents(0, end, end, 2_000), B: Extents(0, 0, 0, 2_000)}
+        with pytest.raises(DataLossError, match=r"s\[0\] was deleted and created again; .* was at offset 5"):
+            planner().next(start, there, ALL, 0.0)
+        went = planner(fails=False)
+        found = went.next(start, there, ALL, 0.0)
+        assert found == Position({A: end, B: 0}, {A: 0, B: 0}, {"s": 2_000})
+        assert len(went.losses) == 2
+        assert went.next(found, there, ALL, 0.0) is found
+        assert len(went.losses) == 2
+
+    def test_creation_time_is_learned_with_the_next_batch(self) -> None:
+        there = {A: Extents(0, 7, 7, 1_000)}
+        assert planner().next(at(a=7), there, ALL, 0.0) == at(a=7)
+        found = planner().next(at(a=5), there, ALL, 0.0)
+        assert found == Position({A: 7}, {A: 5}, {"s": 1_000})
+        assert planner().next(found, {A: Extents(0, 8, 8)}, ALL, 0.0).created == {"s": 1_000}
+
+    def test_creation_times_of_deleted_streams_are_forgotten(self) -> None:
+        start = Position({A: 5, ("t", 0): 3}, {}, {"s": 1_000, "t": 2_000})
+        found = planner(fails=False).next(start, {A: Extents(0, 5, 5, 1_000)}, ALL, 0.0)
+        assert found == Position({A: 5}, {A: 5}, {"s": 1_000})
