@@ -204,11 +204,17 @@ class RangeRead(ABC):
         return bool(self._gaps)
 
     def _check_gaps(self) -> None:
-        """Raise RetentionError if retention caused a gap and the policy is "raise"."""
+        """Raise RetentionError if retention caused a gap and the policy is "raise"; otherwise log the gap."""
         source, partition = self._source, self._span.partition
-        if self._plan.on_retention == "raise":
-            oldest = source.extent(partition).oldest
-            for start, _ in self._gaps:
-                if start < oldest and not source.may_have_holes():
-                    raise retention_error(source.stream, partition, start, oldest)
+        oldest = source.extent(partition).oldest
+        taken = [(start, min(stop, oldest)) for start, stop in self._gaps if start < oldest]
+        if taken and not source.may_have_holes():
+            if self._plan.on_retention == "raise":
+                raise retention_error(source.stream, partition, taken[0][0], oldest)
+            count = sum(stop - start for start, stop in taken)
+            told = {"read": self._name, "offset": taken[0][0], "count": count, "oldest": oldest}
+            text = (
+                "%(read)s: retention took %(count)d messages from offset %(offset)d on before they were read"
+            )
+            log.warning(text, told, extra=told)
         self._gaps.clear()

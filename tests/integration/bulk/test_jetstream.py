@@ -313,6 +313,22 @@ class TestGaps:
         with pytest.raises(RetentionError):
             reader.read_all()
 
+    def test_messages_that_retention_takes_from_a_running_read_are_logged(
+        self, url: str, name: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        make_stream(url, name)
+        publish(url, [(f"{name}.x", bytes(50_000), None) for _ in range(1000)])
+        reader = bulk.read(url, name, batch_rows=10, on_retention="skip")
+        found = offsets(reader.read_next_batch())
+        with_jetstream(url, lambda js: js.purge_stream(name, seq=991))
+        with_jetstream(url, lambda js: js.delete_msg(name, 995))
+        found += offsets(reader.read_all())
+        assert found[-9:] == [990, 991, 992, 993, *range(995, 1000)]
+        (line,) = [one.message for one in caplog.records if one.name == "liftenvelope.bulk"]
+        count, first = 990 - (len(found) - 9), found[-10] + 1
+        text = f"retention took {count} messages from offset {first} on before they were read"
+        assert line == f"{name}: {text}"
+
     def test_a_purged_stream_goes_on_where_it_was(self, url: str, name: str) -> None:
         make_stream(url, name)
         publish(url, numbered(name, 10))

@@ -275,7 +275,9 @@ def test_retention_has_passed_the_start(client: BlockingClient, address: str, na
     assert offsets(table)[0] >= oldest
 
 
-def test_retention_passes_running_reads(client: BlockingClient, address: str, name: str) -> None:
+def test_retention_passes_running_reads(
+    client: BlockingClient, address: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """The stream is longer than what servers, sockets and windows hold for readers that take nothing."""
     cleaner = CleanerClock()
     client.create_stream(
@@ -310,6 +312,8 @@ def test_retention_passes_running_reads(client: BlockingClient, address: str, na
     assert missing
     assert found == sorted(set(found))
     assert sorted(found + missing) == list(range(count))
+    lines = [one for one in caplog.records if one.message.startswith(f"{name}[0]: retention took ")]
+    assert sum(one.count for one in lines) == len(missing)  # type: ignore[attr-defined]
 
 
 def first_offset(address: str, name: str) -> int:
