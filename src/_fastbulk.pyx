@@ -729,6 +729,9 @@ cdef class StoredRows(_Messages):
             self.show(p, n)
             return STATE_BROKEN
         row.offset, row.timestamp = row.fields.offset, row.fields.timestamp
+        if row.offset < 0 or row.offset == INT64_MAX:
+            self.show(p, n)  # as in the client: no read can continue after the largest offset
+            return STATE_BROKEN
         if row.offset < self.next_offset and not self.begun:
             return STATE_MORE  # a server starts at the high watermark if the requested start is beyond it
         if self.stop >= 0 and row.offset >= self.stop:
@@ -738,7 +741,7 @@ cdef class StoredRows(_Messages):
         # Offsets can go back if a server was killed between writing its log and its index: the last messages
         # got no ack, and later messages reuse their offsets.
         self.close_gap(row.offset)
-        self.next_offset = max(self.next_offset, min(row.offset, INT64_MAX - 1) + 1)
+        self.next_offset = max(self.next_offset, row.offset + 1)
         row.subject, row.value = row.fields.subject, row.fields.value
         row.has_fields = row.stored = True
         row.end = p + n

@@ -14,7 +14,6 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
-from liftenvelope._checks import MAX_INT64
 from liftenvelope._native.batch import TextBuffers, text_buffers, validity_bits
 from liftenvelope._native.calls import (
     BROKEN,
@@ -400,8 +399,8 @@ class StoredRows(MessageReader, _Reader):
             message = read_message(raw, 0, strip_headers=True) if self.stands else None
         except EnvelopeError:
             message = None
-        if message is None:
-            self.bad = raw
+        if message is None or not 0 <= message.offset < _LARGEST:
+            self.bad = raw  # as in the client: no read can continue after the largest offset
             return BROKEN
         if message.offset < self.next_offset and not self._begun:
             return MORE
@@ -410,7 +409,7 @@ class StoredRows(MessageReader, _Reader):
             return DONE
         self._begun = True
         self._close_gap(message.offset)
-        self.next_offset = max(self.next_offset, min(message.offset, MAX_INT64 - 1) + 1)
+        self.next_offset = max(self.next_offset, message.offset + 1)
         headers = {name.encode(): value for name, value in message.headers.items()}
         subject = message.subject.encode()
         row = _Row(message.offset, message.timestamp_ns, subject, message.value, headers, message)

@@ -410,12 +410,18 @@ class TestStoredRows:
         data = grpc(b"") + b"".join(grpc(stored(i)) for i in (1, 2, 3, 4, 3, 4, 5, 6))
         assert run_stored(twin, data, [], (9, 999), 2, 6)[-1][:4] == (6, 2, 5, [])
 
-    def test_the_largest_offset_has_no_next_one(self, twin: Any) -> None:
-        last = 2**63 - 1
-        data = grpc(b"") + b"".join(grpc(stored(i)) for i in (4, last, last))
+    @pytest.mark.parametrize("offset", [2**63 - 1, -1, -(2**63)])
+    def test_offset_that_no_read_can_continue_after_is_refused(self, twin: Any, offset: int) -> None:
+        data = grpc(b"") + grpc(stored(4)) + grpc(stored(offset))
         log = run_stored(twin, data, [], (9, 999), 4, -1)
-        assert log[-1][:4] == (3, 4, last, [(5, last)])
-        assert log[0][1] == last
+        assert log[-3][0] == twin.BROKEN
+        assert log[-1][:4] == (1, 4, 4, [])
+
+    def test_largest_offset_but_one_is_read(self, twin: Any) -> None:
+        last = 2**63 - 2
+        log = run_stored(twin, grpc(b"") + grpc(stored(4)) + grpc(stored(last)), [], (9, 999), 4, -1)
+        assert log[-1][:4] == (2, 4, last, [(5, last)])
+        assert log[0][1] == last + 1
 
     def test_payloads_behind_a_full_batch_wait(self, twin: Any) -> None:
         reader = twin.StoredRows(ALL, 2, 999, 1000, bytearray)

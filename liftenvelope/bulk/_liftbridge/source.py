@@ -307,7 +307,9 @@ class _LiftbridgeRead(RangeRead):
         if len(bad) == 5 and not bad[0] and size > self._source.access.max_message_bytes:
             text = f"{self._name}: a message of {size} bytes came, max_message_bytes of the access is less"
             return RpcError(StatusCode.RESOURCE_EXHAUSTED, text)
-        return ServerProtocolError(f"{self._name}: the server sent what is no message: {bad[:40]!r}")
+        return ServerProtocolError(
+            f"{self._name}: the server sent what is no message of a valid offset: {bad[:40]!r}"
+        )
 
     def _is_over(self, now: float) -> bool:
         """Ask the server why nothing comes; return True if no message is left in the range.
