@@ -166,14 +166,16 @@ class ArchiveDaemon:
 
     async def _maintain(self, pipeline: PipelineConfig, state: PipelineState) -> None:
         """Do the upkeep of a table that has rows, if it is due and the daemon is not about to stop."""
-        if pipeline.maintenance is None or not state.rows or self._stopping.is_set():
+        wanted = pipeline.maintenance
+        if wanted is None or not state.rows or self._stopping.is_set():
             return
-        if time.monotonic() < state.maintained_at + pipeline.maintenance.interval:
+        if time.monotonic() < state.maintained_at + wanted.interval:
             return
         began = time.monotonic()
-        await _in_thread(pipeline.maintain, pipeline.name)
-        state.maintained_at = began
-        logged(PipelineMaintained(pipeline.name, time.monotonic() - began))
+        age = await _in_thread(lambda: pipeline.maintain(wanted), pipeline.name)
+        state.maintained_at = began - age
+        if not age:
+            logged(PipelineMaintained(pipeline.name, time.monotonic() - began))
 
     def _note(self, state: PipelineState, seen: Progress) -> None:
         state.pending = (seen.total or seen.done) - seen.done

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -102,18 +103,27 @@ class PipelineConfig:
     dead_letter_access: AccessConfig | None = None
     maintenance: Maintenance | None = None
 
-    def maintain(self) -> None:
-        """Do the upkeep of the table.
+    def maintain(self, wanted: Maintenance) -> float:
+        """Do the upkeep of the table, unless it was done less than its interval ago.
+
+        Args:
+            wanted: The upkeep.
+
+        Returns:
+            Seconds since the last upkeep; 0 if this call did it.
 
         Raises:
             LiftEnvelopeError: It failed.
         """
-        if self.maintenance is None:
-            return
         make = getattr(bulk, _WRITERS[self.target])
         access = self.access.open()
         with make(self.source, self.stream, self.location, access=access, **self.options) as writer:
-            writer.maintain(compact=self.maintenance.compact, expire_hours=self.maintenance.expire_hours)
+            last: int | None = writer.maintained_at()
+            # A time in the future is one of a wrong clock.
+            if last is not None and 0 <= (age := time.time() - last) < wanted.interval:
+                return age
+            writer.maintain(compact=wanted.compact, expire_hours=wanted.expire_hours)
+            return 0.0
 
     def write(self, progress: Callable[[bulk.Progress], None], on_dead_letters: Callable[[int], None]) -> Any:
         """Add what is new in the stream to the target; return what the function of bulk returns.

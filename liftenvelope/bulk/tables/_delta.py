@@ -6,6 +6,7 @@ the second of two commits from one state fails, while commits of other streams a
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +34,8 @@ __all__ = ["DeltaTarget"]
 _CREATED: Final = "created"
 #: Name in the log of the table that tells the commits of one writer from those of another.
 _COMMIT: Final = "liftenvelope.commit"
+#: Application whose transaction has the time of the last upkeep.
+_MAINTAINED: Final = "liftenvelope/maintained"
 
 
 class DeltaTarget:
@@ -225,6 +228,7 @@ class DeltaTarget:
 
     def maintain(self, *, compact: bool, expire_hours: int | None) -> None:
         """Compact the table, and vacuum it. See TableTarget."""
+        from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
 
         self.find([])
@@ -239,5 +243,13 @@ class DeltaTarget:
                 table.vacuum(expire_hours, dry_run=False, enforce_retention_duration=False)
                 table.create_checkpoint()
                 table.cleanup_metadata()
+            # A commit of its own: compact() drops the transactions that it is given.
+            done = CommitProperties(app_transactions=[Transaction(_MAINTAINED, int(time.time()))])
+            table.create_write_transaction([], "append", table.schema(), commit_properties=done)
         except CommitFailedError as exc:
             raise ConflictError(f"{self.title}: {exc}") from exc
+
+    def maintained_at(self) -> int | None:
+        """Return the time of the last upkeep. See TableTarget."""
+        self.find([])
+        return None if self._table is None else self._table.transaction_version(_MAINTAINED)

@@ -8,6 +8,7 @@ catalogue refuses the second of two commits from one state.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -38,6 +39,8 @@ __all__ = ["IcebergTarget"]
 _STREAMS: Final = "liftenvelope.streams"
 #: Property of the table: sequence number of the snapshot that its copy of the states belongs to.
 _SEQUENCE: Final = "liftenvelope.sequence-number"
+#: Property of the table: time of the last upkeep in seconds since 1970.
+_MAINTAINED: Final = "liftenvelope.maintained"
 #: Properties for pyiceberg's commit. A second attempt would append onto the snapshot of another writer. One
 #: retry is allowed for its first half only, the look for an own snapshot that was committed although the
 #: answer was lost: :class:`_OneCommit` refuses the second half.
@@ -246,13 +249,24 @@ class IcebergTarget:
             table = self._catalog.load_table(self._name)
         except NoSuchTableError as exc:
             raise UsageError(f"{self.title} must exist: write into it first") from exc
-        if expire_hours is None:
-            return
-        oldest = datetime.now(UTC) - timedelta(hours=expire_hours)
         try:
-            table.maintenance.expire_snapshots().older_than(oldest).commit()
+            if expire_hours is not None:
+                oldest = datetime.now(UTC) - timedelta(hours=expire_hours)
+                table.maintenance.expire_snapshots().older_than(oldest).commit()
+            with table.transaction() as change:
+                change.set_properties({_MAINTAINED: str(int(time.time()))})
         except CommitFailedException as exc:
             raise ConflictError(f"{self.title}: {exc}") from exc
+
+    def maintained_at(self) -> int | None:
+        """Return the time of the last upkeep. See TableTarget."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            found = self._catalog.load_table(self._name).properties.get(_MAINTAINED, "")
+        except NoSuchTableError:
+            return None
+        return int(found) if found.isdecimal() else None
 
 
 def _arrow_schema(table: Table) -> pa.Schema:

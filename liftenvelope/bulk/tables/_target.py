@@ -110,6 +110,10 @@ class TableTarget(Protocol):
         """
         ...
 
+    def maintained_at(self) -> int | None:
+        """Return when :meth:`maintain` was last done, by any writer, in s since 1970; None for never."""
+        ...
+
 
 @contextmanager
 def mapped(title: str) -> Iterator[None]:

@@ -152,6 +152,23 @@ class TableWriter:
 
         patiently(work, self._settings.commit_wait)
 
+    def maintained_at(self) -> int | None:
+        """Return when :meth:`maintain` was last done with the table, by any writer.
+
+        Returns:
+            Seconds since 1970; None if it was never done, or only by a version that did not record it.
+
+        Raises:
+            TableCommitError: The catalogue or the storage failed for ``commit_wait`` seconds.
+            TableError: The table's library refused.
+        """
+
+        def work() -> int | None:
+            with mapped(self._target.title):
+                return self._target.maintained_at()
+
+        return patiently(work, self._settings.commit_wait)
+
 
 class _CatchUp:
     """One call of :meth:`TableWriter.catch_up`.

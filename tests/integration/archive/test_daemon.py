@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -505,6 +506,37 @@ async def test_no_upkeep_begins_once_the_daemon_stops(
     assert await task
     assert daemon.states[0].rows == 100
     assert not maintained
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+async def test_upkeep_of_runs_with_once_keeps_its_interval(
+    url: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    place = f'path = "{tmp_path}/t"' if kind == "delta" else 'table = "db.t"\nwarehouse = "{tmp_path}"'
+    path = tmp_path / "pipeline.toml"
+    path.write_text(
+        f'[[pipeline]]\nname = "{name}"\nsource = "{url}"\nstream = "{name}"\n'
+        f'[pipeline.target]\nkind = "{kind}"\n{place.format(tmp_path=tmp_path)}\n'
+        "[pipeline.maintenance]\ninterval = 3600\nexpire_hours = 200\n"
+    )
+    config = read_archive_config(str(path))
+    maintained: list[float] = []
+    maintain = bulk.TableWriter.maintain
+
+    def noted(writer: bulk.TableWriter, **options: Any) -> None:
+        maintain(writer, **options)
+        maintained.append(time.time())
+
+    monkeypatch.setattr(bulk.TableWriter, "maintain", noted)
+    await asyncio.to_thread(make_stream, url, name)
+    for _ in range(3):
+        await asyncio.to_thread(publish, url, numbered(name, 10))
+        assert await ArchiveDaemon(config).run(once=True)
+    assert len(maintained) == 1
+    with patch("liftenvelope.archive.config.time.time", lambda: maintained[0] + 3_700):
+        await asyncio.to_thread(publish, url, numbered(name, 10))
+        assert await ArchiveDaemon(config).run(once=True)
+    assert len(maintained) == 2
 
 
 def test_iceberg_snapshots_expire_and_writers_go_on(url: str, name: str, tmp_path: Path) -> None:

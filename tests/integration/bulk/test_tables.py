@@ -430,6 +430,25 @@ class TestOtherCommits:
         assert lake.write(stream).rows == 1
         assert lake.offsets() == list(range(31))
 
+    @pytest.mark.parametrize("make", ["delta", "iceberg"])
+    def test_time_of_the_upkeep_is_in_the_table(
+        self, tmp_path: Path, server: NatsServer, stream: str, make: str
+    ) -> None:
+        lake = Lake(make, tmp_path, server.url)
+        with lake.writer(stream) as writer:
+            assert writer.maintained_at() is None
+            more(lake, stream, 3)
+            writer.catch_up()
+            assert writer.maintained_at() is None
+            before = int(time.time())
+            writer.maintain(compact=make == "delta")
+            assert before <= (writer.maintained_at() or 0) <= time.time()
+            more(lake, stream, 3)
+            assert writer.catch_up().rows == 3
+        with lake.writer(stream) as other:
+            assert (other.maintained_at() or 0) >= before
+        assert lake.offsets() == list(range(6))
+
     def _expire(self, lake: Lake, keep: int) -> None:
         ids = [one.snapshot_id for one in lake.iceberg.snapshots()][:-keep]
         lake.iceberg.maintenance.expire_snapshots().by_ids(ids).commit()
