@@ -272,11 +272,12 @@ def _pipeline(file: str, number: int, table: Any) -> PipelineConfig:
         find_target(source, access.options)
     except LiftEnvelopeError as exc:
         raise UsageError(f"{where} source: {exc}") from None
-    letter_access = _read_payload(where, above)
+    stream = as_full_text(f"{where} stream", table.get("stream", ""))
+    letter_access = _read_payload(where, above, source, stream, access)
     return PipelineConfig(
         name=name,
         source=source,
-        stream=as_full_text(f"{where} stream", table.get("stream", "")),
+        stream=stream,
         target=kind,
         location=location,
         interval=as_seconds(f"{where} interval", table.get("interval", 60.0)),
@@ -287,31 +288,49 @@ def _pipeline(file: str, number: int, table: Any) -> PipelineConfig:
     )
 
 
-def _read_payload(where: str, options: dict[str, Any]) -> AccessConfig | None:
+def _read_payload(
+    where: str, options: dict[str, Any], source: str, stream: str, stream_access: AccessConfig
+) -> AccessConfig | None:
     """Replace a table ``on_bad`` by a dead letter, and check the payload.
+
+    Args:
+        where: Name of the pipeline, for errors.
+        options: Options of the pipeline.
+        source: Servers of the stream.
+        stream: Name of the stream.
+        stream_access: Connection options of the stream.
 
     Returns:
         Connection options of the dead letters; None if they have none of their own.
     """
     try:
-        as_payload(options.get("payload"))
+        payload = as_payload(options.get("payload"))
     except LiftEnvelopeError as exc:
         raise UsageError(f"{where} {exc}") from exc
-    table = options.get("on_bad")
-    if not isinstance(table, dict):
-        return None
+    table, access = options.get("on_bad", "fail"), None
+    if isinstance(table, dict):
+        options["on_bad"], access = _dead_letter(where, table, source, stream, stream_access)
+    else:
+        as_choice(f"{where} on_bad", table, ("fail", "column"))
+    if payload is None and table != "fail":
+        raise UsageError(f"{where} on_bad must be 'fail' without payload, got {table!r:.80}")
+    return access
+
+
+def _dead_letter(
+    where: str, table: dict[str, Any], source: str, stream: str, stream_access: AccessConfig
+) -> tuple[bulk.DeadLetter, AccessConfig | None]:
     check_keys(f"{where} on_bad", table, {"stream", "subject", "source", "access"})
     as_full_text(f"{where} on_bad stream", table.get("stream", ""))
     given = {name: value for name, value in table.items() if name != "access"}
     access = read_access(f"{where} [pipeline.on_bad.access]", table["access"]) if "access" in table else None
     try:
         letter = bulk.DeadLetter(**given)
-        if letter.source is not None:
-            find_target(letter.source, None if access is None else access.options)
+        own = letter if access is None else replace(letter, access=access.options)
+        own.check(source, stream, stream_access.options)
     except LiftEnvelopeError as exc:
         raise UsageError(f"{where} on_bad: {exc}") from None
-    options["on_bad"] = letter
-    return access
+    return letter, access
 
 
 def _source(where: str, table: Mapping[str, Any]) -> str:

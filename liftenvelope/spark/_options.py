@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import check_stream_name
+from liftenvelope.bulk import DeadLetter
 from liftenvelope.client.cursor_names import check_cursor_id
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream.names import check_consumer_name
@@ -207,7 +208,7 @@ def source_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -
     check_order(start, end)
     if not streaming and start.default == PartitionPlace(LATEST):
         raise OptionError("startingOffsets='latest' would make a batch query empty; leave it out")
-    return SourceOptions(
+    found = SourceOptions(
         connection=read_connection(format_, words),
         subscription=_subscription(format_, words),
         start=start,
@@ -224,6 +225,19 @@ def source_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -
         payload=payload_option(words),
         on_bad=bad_option(words),
     )
+    _check_dead_letters(found)
+    return found
+
+
+def _check_dead_letters(options: SourceOptions) -> None:
+    """Raise OptionError if dead letters can't be written: otherwise a task fails at the first bad message."""
+    connection = options.connection
+    if isinstance(options.on_bad, DeadLetter):
+        for stream in options.subscription.streams or ("",):  # with a pattern, no name is known
+            try:
+                options.on_bad.check(connection.servers, stream, connection.access)
+            except UsageError as exc:
+                raise OptionError(str(exc).replace("on_bad", "onBad")) from exc
 
 
 def _source_words(format_: str, given: Mapping[str, Any]) -> Words:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from liftenvelope._checks import check_calls
+from liftenvelope._checks import as_full_text, check_calls
 from liftenvelope.bulk._engine.schema import HEADERS
 from liftenvelope.bulk._writes.publisher import RowTooLongError
-from liftenvelope.bulk.access import Access, ServerKind, Source, find_target
+from liftenvelope.bulk.access import Access, ServerKind, Source, Target, find_target
+from liftenvelope.bulk.sources import open_stream
 from liftenvelope.bulk.writing import write
 from liftenvelope.errors import (
     LiftEnvelopeError,
     MessageTooLargeError,
     StreamMessageTooLargeError,
     UsageError,
-    UsageTypeError,
 )
 from liftenvelope.jetstream.publish_frames import header_block
 
@@ -31,6 +32,8 @@ __all__ = ["DeadLetter", "LetterBox"]
 _PREFIX: Final = "Liftenvelope-Bad-"
 #: Characters of a reason that become a header.
 _LONGEST_REASON: Final = 1_000
+#: Connection options that choose the account of a NATS server, or its JetStream.
+_ACCOUNT: Final = ("user", "password", "token", "nkeys_seed", "user_credentials", "domain", "api_prefix")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,7 @@ class DeadLetter:
             also by several at a time. Repeated ones count again. Default: none.
 
     Raises:
+        UsageError: A name is empty.
         UsageTypeError: A name is not text, or ``on_written`` is not callable.
     """
 
@@ -63,10 +67,50 @@ class DeadLetter:
     on_written: Callable[[int], None] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, value in (("stream", self.stream), ("subject", self.subject or "")):
-            if not isinstance(value, str):
-                raise UsageTypeError(f"{name} must be str, got {type(value).__name__}")
+        as_full_text("stream", self.stream)
+        if self.subject is not None:
+            as_full_text("subject", self.subject)
         check_calls(on_written=self.on_written)
+
+    def check(self, source: Source, stream: str, access: Access | None = None) -> None:
+        """Check that the dead letters of a stream can be written, as far as that is known without a server.
+
+        Args:
+            source: Servers of the stream.
+            stream: Name of the stream.
+            access: Connection options of the stream.
+
+        Raises:
+            UsageError: The dead letters would go to the stream itself, or lack a subject.
+        """
+        target = find_target(*self._servers(source, access))
+        if self.stream == stream and _is_same_place(target, find_target(source, access)):
+            raise _own_stream(stream)
+        if target.kind is ServerKind.NATS and self.subject is None:
+            raise UsageError("on_bad: subject must be given for a dead letter stream of JetStream, got None")
+
+    def _servers(self, source: Source, access: Access | None) -> tuple[Source, Access | None]:
+        """Return the servers of the dead letters, and how to connect to them."""
+        if self.source is None:
+            return source, access if self.access is None else self.access
+        return self.source, self.access
+
+
+def _is_same_place(one: Target, other: Target) -> bool:
+    """Return True if two targets have a server in common, and on NATS the same login to it."""
+    shared = {*one.addresses}.intersection(other.addresses)
+    if one.kind is not ServerKind.NATS:
+        return bool(shared)
+    return any(_account(one.access_to(address)) == _account(other.access_to(address)) for address in shared)
+
+
+def _account(access: Access) -> list[Any]:
+    return [getattr(access, name) for name in _ACCOUNT]
+
+
+def _own_stream(stream: str) -> UsageError:
+    # A stream that takes its own bad messages would grow with each read.
+    return UsageError(f"on_bad must name another stream than the one to read, got {stream!r}")
 
 
 class LetterBox:
@@ -80,33 +124,31 @@ class LetterBox:
         envelope: True if the messages had Liftbridge envelopes, so that dead letters get them too.
 
     Raises:
-        UsageError: The dead letters would go to the stream that is read, or lack a subject.
+        UsageError: As for :meth:`DeadLetter.check`.
     """
 
     def __init__(
         self, letter: DeadLetter, source: Source, stream: str, access: Access | None, *, envelope: bool
     ) -> None:
-        self._source = source if letter.source is None else letter.source
-        self._access = access if letter.source is None and letter.access is None else letter.access
-        target = find_target(self._source, self._access)
-        # A stream that takes its own bad messages would grow with each read.
-        if letter.stream == stream and not {*target.addresses}.isdisjoint(
-            find_target(source, access).addresses
-        ):
-            raise UsageError(f"on_bad must name another stream than the one to read, got {stream!r}")
+        letter.check(source, stream, access)
+        self._source, self._access = letter._servers(source, access)
         self._letter = letter
         self._stream = stream
-        self._is_nats = target.kind is ServerKind.NATS
+        self._read_from = (source, access)
+        # Servers have several names, and accounts several logins: the streams themselves tell.
+        self._may_be_same = letter.stream == stream
+        self._is_nats = find_target(self._source, self._access).kind is ServerKind.NATS
         self._envelope = envelope and self._is_nats
-        if self._is_nats and letter.subject is None:
-            raise UsageError("on_bad: subject must be given for a dead letter stream of JetStream, got None")
 
     def put(self, rows: pa.RecordBatch, reasons: Sequence[str]) -> None:
         """Write bad messages and wait for all acks.
 
         Raises:
+            UsageError: The dead letters would go to the stream that is read.
             LiftEnvelopeError: As for :func:`write`.
         """
+        if self._may_be_same:
+            self._check_other()
         # No other columns: without pandas, pyarrow has no Python value for a time in nanoseconds.
         places = rows.select(["headers", "partition", "offset"]).to_pylist()
         headers = [list(self._headers(row, why)) for row, why in zip(places, reasons, strict=True)]
@@ -117,6 +159,16 @@ class LetterBox:
             self._write_by_size(table, places, reasons)
         if self._letter.on_written is not None:
             self._letter.on_written(rows.num_rows)
+
+    def _check_other(self) -> None:
+        """Tell two streams of one name by their creation times. Only before the first dead letter."""
+        times = []
+        for source, access in (self._read_from, (self._source, self._access)):
+            with contextlib.closing(open_stream(source, self._stream, access)) as found:
+                times.append(found.created())
+        if times[0] == times[1] != 0:
+            raise _own_stream(self._stream)
+        self._may_be_same = False
 
     def _is_written(self, table: pa.Table) -> bool:
         """Write messages; return False if one of them is too long. Others may be stored then."""

@@ -358,6 +358,61 @@ class TestColumns:
         with pytest.raises(UsageError, match="on_bad must name another stream"):
             bulk.read(url, stream, payload="json", on_bad=letter)
 
+    @pytest.mark.parametrize(("stream", "subject"), [("", "x"), ("BAD", "")])
+    def test_dead_letter_needs_names(self, stream: str, subject: str) -> None:
+        with pytest.raises(UsageError, match="must not be empty, got ''"):
+            bulk.DeadLetter(stream=stream, subject=subject)
+
+
+ACCOUNTS = {
+    "accounts": {
+        "A": {
+            "jetstream": "enabled",
+            "users": [{"user": "a1", "password": "p"}, {"user": "a2", "password": "p"}],
+        },
+        "B": {"jetstream": "enabled", "users": [{"user": "b", "password": "p"}]},
+    }
+}
+
+
+@pytest.fixture(scope="module")
+def logins() -> Iterator[dict[str, str]]:
+    """URLs of a server with the logins of two accounts."""
+    with jetstream(config=ACCOUNTS) as server:
+        yield {user: f"nats://{user}:p@{server.address}" for user in ("a1", "a2", "b")}
+
+
+class TestAccounts:
+    """A dead letter stream on the servers of the read, of the same name."""
+
+    def test_stream_of_another_account_takes_dead_letters(self, logins: dict[str, str], name: str) -> None:
+        for user in ("a1", "b"):
+            make_stream(logins[user], name)
+        write(logins["a1"], name, pa.table({"value": [b"oops"]}))
+        letter = bulk.DeadLetter(stream=name, subject=f"{name}.x", source=logins["b"])
+        letter.check(logins["a1"], name)
+        assert bulk.read(logins["a1"], name, payload="json", on_bad=letter).read_all().num_rows == 0
+        assert bulk.read(logins["b"], name).read_all()["value"].to_pylist() == [b"oops"]
+
+    def test_another_login_of_the_same_account_is_noticed_before_a_dead_letter_is_written(
+        self, logins: dict[str, str], name: str
+    ) -> None:
+        make_stream(logins["a1"], name)
+        write(logins["a1"], name, pa.table({"value": [b"oops"]}))
+        letter = bulk.DeadLetter(stream=name, subject=f"{name}.x", source=logins["a2"])
+        reader = bulk.read(logins["a1"], name, payload="json", on_bad=letter)
+        with pytest.raises(UsageError, match=f"on_bad must name another stream .*, got '{name}'"):
+            reader.read_all()
+        assert bulk.count(logins["a1"], name) == 1
+
+    def test_another_name_of_the_server_is_noticed(self, logins: dict[str, str], name: str) -> None:
+        make_stream(logins["a1"], name)
+        write(logins["a1"], name, pa.table({"value": [b"oops"]}))
+        other = logins["a1"].replace("127.0.0.1", "localhost")
+        letter = bulk.DeadLetter(stream=name, subject=f"{name}.x", source=other)
+        with pytest.raises(UsageError, match="on_bad must name another stream"):
+            bulk.read(logins["a1"], name, payload="json", on_bad=letter).read_all()
+
 
 class TestSchemaFromTheStream:
     def test_sample_is_taken_from_the_range(self, url: str, stream: str) -> None:

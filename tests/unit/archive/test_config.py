@@ -104,6 +104,28 @@ def test_table_takes_a_payload_dead_letters_and_maintenance(tmp_path: Path) -> N
             "orders: on_bad: a URL must be nats://host:port, .*, got 'http://h'",
         ),
         (
+            'payload = "json"\non_bad = { stream = "B" }\n' + TARGET,
+            "orders: on_bad: .*subject must be given for a dead letter stream of JetStream, got None",
+        ),
+        (
+            'payload = "json"\non_bad = { stream = "B", source = "nats://h" }\n' + TARGET,
+            "orders: on_bad: .*subject must be given",
+        ),
+        (
+            'payload = "json"\non_bad = { stream = "B", subject = "" }\n' + TARGET,
+            "on_bad: subject must not be",
+        ),
+        (
+            'payload = "json"\non_bad = { stream = "ORDERS", subject = "b" }\n' + TARGET,
+            "on_bad must name another stream than the one to read, got 'ORDERS'",
+        ),
+        ('on_bad = { stream = "B", subject = "b" }\n' + TARGET, "on_bad must be 'fail' without payload"),
+        ('on_bad = "column"\n' + TARGET, "on_bad must be 'fail' without payload, got 'column'"),
+        (
+            'payload = "json"\non_bad = "keep"\n' + TARGET,
+            "on_bad must be one of 'fail', 'column', got 'keep'",
+        ),
+        (
             '[pipeline.on_bad]\nstream = "B"\n[pipeline.on_bad.access]\ntimeout = 0\n' + TARGET,
             r"\[pipeline.on_bad.access\] timeout must be .*, got 0",
         ),

@@ -385,6 +385,8 @@ class TestPayloads:
             ({"payload": SHAPE, "onBad": "drop"}, 'onBad must be "fail", "column"'),
             ({"payload": SHAPE, "onBad": '{"topic": "x"}'}, "onBad must be .*topic"),
             ({"onBad": "column"}, "onBad='column' needs payload"),
+            ({"payload": SHAPE, "onBad": '{"stream": "BAD"}'}, "onBad: subject must be given"),
+            ({"payload": SHAPE, "onBad": '{"stream": "", "subject": "b"}'}, "stream must not be empty"),
         ],
     )
     def test_wrong_option_is_named(self, options: dict[str, str], text: str) -> None:
