@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -99,8 +100,17 @@ def reader_of(data: Any) -> pa.RecordBatchReader:
     """Return a reader of any Arrow data.
 
     Raises:
+        UsageError: Two columns have the same name.
         UsageTypeError: ``data`` is not Arrow data and exports no Arrow stream.
     """
+    reader = _opened(data)
+    for name, count in Counter(reader.schema.names).items():
+        if count > 1:
+            raise UsageError(f"data must have each column once, got {name!r} twice: rename one of them")
+    return reader
+
+
+def _opened(data: Any) -> pa.RecordBatchReader:
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
     if isinstance(data, pa.Table):

@@ -13,6 +13,13 @@ from liftenvelope.errors import UsageError
 from tests.unit.broken_arrow import with_more_rows
 
 
+@pytest.mark.parametrize("names", [("value", "value"), ("value", "key", "key")])
+def test_column_that_stands_twice_is_refused(names: tuple[str, ...]) -> None:
+    table = pa.Table.from_arrays([pa.array([b"x"])] * len(names), names)
+    with pytest.raises(UsageError, match=f"data must have each column once, got '{names[-1]}' twice"):
+        open_rows(table)
+
+
 @pytest.mark.parametrize("batches", [published, lambda reader: batches_of(reader, 100)])
 @pytest.mark.parametrize(
     "values",
