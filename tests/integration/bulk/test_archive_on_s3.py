@@ -18,6 +18,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.arrow import ArrowFSWrapper
 
 from liftenvelope import bulk
 from liftenvelope.bulk import ArchiveBusyError, Progress
@@ -227,6 +228,21 @@ def test_arguments(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=text):
         bulk.to_parquet("nats://127.0.0.1:1", "x", **options)
+
+
+def test_duckdb_reads_an_archive_in_the_store(url: str, s3: S3Server, name: str) -> None:
+    """By the file system of pyarrow: the extension httpfs of DuckDB is a download."""
+    make_stream(url, name)
+    publish(url, numbered(name, 50))
+    for stop in (20, None):
+        bulk.to_parquet(url, name, s3.url(name), stop=stop, rotate_rows=15, partition_by=["dt"])
+    with duckdb.connect() as db:
+        db.register_filesystem(ArrowFSWrapper(s3.filesystem))
+        path = f"{ArrowFSWrapper(s3.filesystem).protocol}://{s3.path(name)}/*/*.parquet"
+        found = db.read_parquet(path, hive_partitioning=True)
+        assert sorted(found.project('"offset", value').fetchall()) == [
+            (number, value) for number, (_, value, _) in enumerate(numbered(name, 50))
+        ]
 
 
 @pytest.mark.parametrize("place", ["local", "s3"])
