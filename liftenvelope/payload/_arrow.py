@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
@@ -136,13 +137,21 @@ def read_batch(value: pa.Buffer, limits: ArrowBatches) -> pa.RecordBatch:
     value = _aligned(value)
     try:
         _check_claims(value, limits)
-        with ipc.open_stream(value) as stream:
+        source = pa.BufferReader(value)
+        with ipc.open_stream(source) as stream:
             batches = list(stream)
+            _check_end(memoryview(value)[source.tell() :])
             found = joined(batches, stream.schema)
             found.validate(full=True)
             return found
     except (pa.ArrowException, OSError, EOFError) as exc:
         raise ValueError(f"no Arrow IPC stream: {exc}") from exc
+
+
+def _check_end(rest: memoryview) -> None:
+    """Raise ValueError unless nothing but padding follows a stream: rows of a second one would be lost."""
+    if rest.tobytes().strip(b"\0"):
+        raise ValueError(f"{len(rest)} bytes follow the Arrow IPC stream: send each stream as a message")
 
 
 def _aligned(value: pa.Buffer) -> pa.Buffer:
@@ -175,7 +184,8 @@ class ArrowDecoder(PayloadDecoder):
         self._kind = kind
         self.max_repeated_bytes = kind.max_repeated_bytes
         self.schema = kind.prefixed(fields, columns)
-        self._fields = [field for field in fields if kind.prefix + field.name in self.schema.names]
+        names = set(self.schema.names)
+        self._fields = [field for field in fields if kind.prefix + field.name in names]
         self._null_bytes = _null_bytes(self._fields)
 
     def decode(self, values: pa.Array) -> Decoded:
@@ -203,11 +213,11 @@ class ArrowDecoder(PayloadDecoder):
         Raises:
             ValueError: A column has another type, or stands twice, or nulls for missing ones are too large.
         """
-        names = batch.schema.names
+        counts = Counter(batch.schema.names)
         self._check_missing(batch)
         arrays = []
         for field in self._fields:
-            count = names.count(field.name)
+            count = counts[field.name]
             if count > 1:
                 raise ValueError(f"column {field.name!r} twice")
             array = batch.column(field.name) if count else pa.nulls(batch.num_rows, field.type)

@@ -131,6 +131,14 @@ def test_rows_are_counted_if_no_column_is_chosen() -> None:
     assert [value.index for value in found.bad] == [1]
 
 
+@pytest.mark.parametrize("rest", [message(ROWS), b"x", bytes(7) + b"x"])
+def test_bytes_behind_the_stream_make_a_message_bad(rest: bytes) -> None:
+    kind = ArrowBatches(ROWS.schema)
+    ((index, reason),) = reasons(kind, message(ROWS), message(ROWS) + rest, message(ROWS) + bytes(8))
+    assert index == 1
+    assert reason == f"{len(rest)} bytes follow the Arrow IPC stream: send each stream as a message"
+
+
 class TestLimits:
     @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
     def test_decoded_bytes_are_limited(self, compression: str | None) -> None:
