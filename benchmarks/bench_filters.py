@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
 
+from benchmarks import processor_time
 from benchmarks.bulk_streams import make_stream
 from benchmarks.go_peers import GoPeers
 from benchmarks.report import Report
@@ -105,19 +106,21 @@ def test_read_some_subjects(
 
 
 def test_full_read_with_a_filter_for_everything(compare: Comparison, jetstream: NatsServer) -> None:
-    """What the reader's own filter costs."""
+    """What the reader's own filter costs. The time of a read is that of the server, which varies by half."""
     count, url = compare.amount(100_000, 1_000), jetstream.url
     stream = _filled(url, count)
 
-    def plain() -> float:
-        began = perf_counter()
-        assert sum(batch.num_rows for batch in bulk.read(url, stream)) == count
-        return (perf_counter() - began) / count
+    def reading(subjects: list[str] | None) -> Round:
+        def run() -> float:
+            began = processor_time.own()
+            assert sum(batch.num_rows for batch in bulk.read(url, stream, subjects=subjects)) == count
+            return (processor_time.own() - began) / count
+
+        return run
 
     compare(
-        f"bulk.read(subjects=), all of {SUBJECTS} subjects, {SIZE} B",
-        _filtered(url, stream, [f"{stream}.*"], count),
-        Peer("bulk.read", plain, 0.9),
+        f"bulk.read(subjects=), all of {SUBJECTS} subjects, {SIZE} B, processor time",
+        reading([f"{stream}.*"]),
+        Peer("bulk.read", reading(None), 0.9),
         rate=True,
-        rounds=3,
     )
