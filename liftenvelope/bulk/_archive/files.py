@@ -84,7 +84,7 @@ def check_parquet(schema: pa.Schema) -> None:
     for field in schema:
         try:
             pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
-        except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as exc:
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid, OSError) as exc:  # OSError: a negative scale
             text = f"payload must have types that Parquet has, got {field.type} for column {field.name!r}"
             raise UsageError(f"{text}: leave it out by columns=") from exc
 

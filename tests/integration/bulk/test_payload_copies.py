@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -232,10 +233,17 @@ def test_file_has_whole_messages(
     assert seen == [i // 7 for i in range(40)]
 
 
-def test_type_that_parquet_lacks_is_named(server: NatsServer, name: str, tmp_path: Path) -> None:
+UNION = pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([1])])
+
+
+@pytest.mark.parametrize(
+    "column", [UNION, pa.array([Decimal(1_000)], pa.decimal128(5, -3))], ids=["union", "scale"]
+)
+def test_type_that_parquet_lacks_is_named(
+    server: NatsServer, name: str, tmp_path: Path, column: pa.Array
+) -> None:
     make_stream(server.url, name)
-    union = pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([1])])
-    table = pa.table([union], ["u"])
+    table = pa.table([column], ["u"])
     bulk.write(server.url, name, table, subject=f"{name}.a", payload="arrow")
     with pytest.raises(UsageError, match="must have types that Parquet has"):
         bulk.to_parquet(server.url, name, tmp_path / "t", payload="arrow")
