@@ -15,7 +15,8 @@ from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.payload._avro_types import arrow_schema, check_bounded
 from liftenvelope.payload._formats import Decoded, PayloadDecoder, PayloadEncoder, PayloadFormat
 from liftenvelope.payload._objects import Fault, columns_of
-from liftenvelope.payload._rows import python_rows
+from liftenvelope.payload._rows import cast_column, python_rows
+from liftenvelope.payload._types import check_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,8 +79,10 @@ class Avro(PayloadFormat):
         """Return an encoder; see :meth:`PayloadFormat.encoder`."""
         fields, own = self.stripped(schema), _parsed(self.schema)
         expected = arrow_schema(own)
+        check_names("data", fields)
+        known = set(expected.names)
         for field in fields:
-            if field.name not in expected.names:
+            if field.name not in known:
                 raise UsageError(f"data must have columns of the schema, got {field.name!r}")
         return AvroEncoder(own, expected, fields, has_head=self.registry is not None)
 
@@ -124,9 +127,8 @@ class AvroDecoder(PayloadDecoder):
     def __init__(self, kind: Avro, reader: Any, columns: Collection[str] | None) -> None:
         fields = arrow_schema(reader)
         self.schema = kind.prefixed(fields, columns)
-        chosen = [
-            field.with_nullable(True) for field in fields if kind.prefix + field.name in self.schema.names
-        ]
+        names = set(self.schema.names)
+        chosen = [field.with_nullable(True) for field in fields if kind.prefix + field.name in names]
         self._fields = pa.schema(chosen)
         self._reader = reader
         self._writers: dict[bytes, Any] | None = None
@@ -164,19 +166,19 @@ class AvroEncoder(PayloadEncoder):
 
     def __init__(self, schema: Any, expected: pa.Schema, fields: pa.Schema, *, has_head: bool) -> None:
         self._schema = schema
-        self._fields = fields
-        self._types = [expected.field(name).type for name in fields.names]
+        types = dict(zip(expected.names, expected.types, strict=True))
+        self._fields = [(name, types[name]) for name in fields.names]
         self._head = _MARK + _fingerprint(schema) if has_head else b""
 
     def encode(self, rows: pa.RecordBatch) -> pa.Array:
         """Encode rows; see :meth:`PayloadEncoder.encode`."""
         fastavro: Any = require("fastavro", "payload")
-        try:
-            columns = [column.cast(kind) for column, kind in zip(rows.columns, self._types, strict=True)]
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
-            raise UsageError(f"data must have the types of the schema: {exc}") from exc
+        columns = [
+            cast_column(name, column, kind)
+            for (name, kind), column in zip(self._fields, rows.columns, strict=True)
+        ]
         found = []
-        table = pa.RecordBatch.from_arrays(columns, names=self._fields.names)
+        table = pa.RecordBatch.from_arrays(columns, names=[name for name, _ in self._fields])
         for row in python_rows(table):
             file = io.BytesIO()
             file.write(self._head)

@@ -16,6 +16,8 @@ __all__ = ["arrow_schema", "check_bounded"]
 
 #: Levels of records, arrays, maps and unions.
 _DEPTH: Final = 32
+#: Most digits of the two types of decimals.
+_DIGITS, _MOST_DIGITS = 38, 76
 _PLAIN: Final[Mapping[str, Any]] = {
     "null": pa.null(),
     "boolean": pa.bool_(),
@@ -92,12 +94,20 @@ def _type(schema: Any, names: _Names, depth: int) -> pa.DataType:
 def _annotated(kind: str, schema: Mapping[str, Any]) -> pa.DataType:
     logical = schema.get("logicalType")
     if logical == "decimal":
-        return pa.decimal128(schema["precision"], schema.get("scale", 0))
+        return _decimal(schema["precision"], schema.get("scale", 0))
     if logical is None:
         return pa.binary(schema["size"]) if kind == "fixed" else _PLAIN[kind]
     if logical not in _LOGICAL:
         raise UsageError(f"schema: logicalType {logical!r} has no Arrow type here: leave it out")
     return _LOGICAL[logical]
+
+
+def _decimal(precision: int, scale: int) -> pa.DataType:
+    if precision > _MOST_DIGITS:
+        raise UsageError(
+            f"schema: the precision of a decimal must be at most {_MOST_DIGITS}, got {precision}"
+        )
+    return pa.decimal128(precision, scale) if precision <= _DIGITS else pa.decimal256(precision, scale)
 
 
 def _union(schema: list[Any], names: _Names, depth: int) -> pa.DataType:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 from liftenvelope._checks import as_local_path, require
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.payload._formats import BadValue, Decoded, PayloadDecoder, PayloadEncoder, PayloadFormat
-from liftenvelope.payload._rows import python_rows
+from liftenvelope.payload._rows import cast_column, python_rows
+from liftenvelope.payload._types import check_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,6 +89,7 @@ class Protobuf(PayloadFormat):
     def encoder(self, schema: pa.Schema) -> PayloadEncoder:
         """Return an encoder; see :meth:`PayloadFormat.encoder`."""
         fields, kind = self.stripped(schema), _class_of(self.message)
+        check_names("data", fields)
         for name in fields.names:
             if name not in kind.DESCRIPTOR.fields_by_name:
                 raise UsageError(f"data must have columns of {kind.DESCRIPTOR.full_name}, got {name!r}")
@@ -182,7 +184,8 @@ class ProtobufDecoder(PayloadDecoder):
 
         descriptor = message.DESCRIPTOR
         self.schema = kind.prefixed(pa.schema(_fields_of(descriptor, ())), columns)
-        chosen = [field for field in descriptor.fields if kind.prefix + field.name in self.schema.names]
+        names = set(self.schema.names)
+        chosen = [field for field in descriptor.fields if kind.prefix + field.name in names]
         self._parse: Callable[[bytes], Any] = message.FromString
         self._getters = [_getter(field) for field in chosen]
         self._error = DecodeError
@@ -230,9 +233,12 @@ class ProtobufEncoder(PayloadEncoder):
     def __init__(self, message: Any, fields: pa.Schema) -> None:
         self._message = message
         self._fields = fields
+        self._has_choices = _has_choices(message.DESCRIPTOR)
 
     def encode(self, rows: pa.RecordBatch) -> pa.Array:
         """Encode rows; see :meth:`PayloadEncoder.encode`."""
+        from google.protobuf.message import EncodeError
+
         descriptors = [self._message.DESCRIPTOR.fields_by_name[name] for name in self._fields.names]
         columns = [_encodable(*pair) for pair in zip(rows.columns, descriptors, strict=True)]
         table = pa.RecordBatch.from_arrays(columns, names=self._fields.names)
@@ -241,12 +247,14 @@ class ProtobufEncoder(PayloadEncoder):
         for row in python_rows(table):
             try:
                 given = {name: value for name, value in row.items() if value is not None}
+                if self._has_choices:
+                    _check_oneofs(self._message.DESCRIPTOR, given)
                 for name in times:
                     if name in given:
                         seconds, nanos = divmod(given[name], _NANOS)
                         given[name] = {"seconds": seconds, "nanos": nanos}
                 found.append(self._message(**given).SerializeToString())
-            except (ValueError, TypeError, OverflowError) as exc:
+            except (ValueError, TypeError, OverflowError, EncodeError) as exc:
                 raise UsageError(f"data must have values of the message: {exc}") from exc
         return pa.array(found, pa.binary())
 
@@ -255,6 +263,32 @@ def _is_time(field: Any) -> bool:
     return (
         field.cpp_type == _MESSAGE and field.message_type.full_name == _TIMESTAMP and not _is_repeated(field)
     )
+
+
+def _has_choices(descriptor: Any) -> bool:
+    """Return True if a message, or one inside, has a oneof with several members."""
+    inner = (field.message_type for field in descriptor.fields if field.cpp_type == _MESSAGE)
+    return any(len(oneof.fields) > 1 for oneof in descriptor.oneofs) or any(map(_has_choices, inner))
+
+
+def _check_oneofs(descriptor: Any, given: Mapping[str, Any]) -> None:
+    """Raise ValueError if a row has two members of a oneof: the message would keep the last one alone."""
+    for oneof in descriptor.oneofs:
+        names = [field.name for field in oneof.fields if given.get(field.name) is not None]
+        if len(names) > 1:
+            raise ValueError(f"one field of {oneof.name!r} alone may be set, got {' and '.join(names)}")
+    for field in descriptor.fields:
+        if field.cpp_type == _MESSAGE and (value := given.get(field.name)):
+            for inner, item in _messages_in(field, value):
+                _check_oneofs(inner, item)
+
+
+def _messages_in(field: Any, value: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield the messages of a field, each with its descriptor. Timestamps are numbers here."""
+    inner, items = field.message_type, value if _is_repeated(field) else (value,)
+    if _is_map(field):
+        inner, items = inner.fields_by_name["value"].message_type, value.values()
+    return ((inner, item) for item in items if inner is not None and isinstance(item, dict))
 
 
 def _encodable(column: pa.Array, field: Any) -> pa.Array:
@@ -266,8 +300,5 @@ def _encodable(column: pa.Array, field: Any) -> pa.Array:
     kind = _type_of(field, ())
     if pa.types.is_nested(kind) and "timestamp" in str(kind):
         raise UsageError(f"data: field {field.name!r} must not have timestamps inside lists or structs")
-    try:
-        found = column.cast(kind)
-        return found.cast(pa.int64()) if _is_time(field) else found
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
-        raise UsageError(f"data must have the types of the message: {exc}") from exc
+    found = cast_column(field.name, column, kind)
+    return found.cast(pa.int64()) if _is_time(field) else found

@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from liftenvelope.errors import UsageError
+from liftenvelope.payload._types import check_fields
+
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.compute as pc
 else:
+    import pyarrow.compute as pc
+
     from liftenvelope.payload._formats import pa
 
 __all__ = [
+    "as_types",
     "batch_of",
     "bisected",
+    "cast_column",
     "empty_batch",
+    "in_one",
+    "infinities",
     "joined",
     "null_bytes",
     "null_row",
@@ -30,6 +40,55 @@ def batch_of(arrays: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.Rec
     if not arrays:
         return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None]))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def as_types(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows with the names and types of a schema."""
+    columns = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(rows.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def cast_column(name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column as the type of a schema. Doubles are rounded where the type is a float.
+
+    Raises:
+        UsageError: A value does not fit.
+    """
+    check_fields(name, column.type, kind)
+    try:
+        found = column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as exc:
+        raise UsageError(f"data: column {name!r} must fit type {kind} of the schema: {exc}") from exc
+    if infinities(found) > infinities(column):
+        raise UsageError(f"data: column {name!r} must fit type {kind} of the schema, got a larger number")
+    return found
+
+
+def in_one(values: pa.Array) -> pa.Array:
+    """Return the bytes of all values of an array of bytes or text as a single value, in place.
+
+    A search in it takes a tenth of the time of a search in each value.
+    """
+    _, ends, data = values.buffers()
+    offsets = memoryview(ends).cast("i") if len(values) else (0,)
+    span = pa.array([offsets[values.offset], offsets[values.offset + len(values)]], pa.int32())
+    return pa.Array.from_buffers(values.type, 1, [None, span.buffers()[1], data or pa.py_buffer(b"")])
+
+
+def infinities(column: pa.Array) -> int:
+    """Return the number of infinite values in a column, also inside lists, maps and structs."""
+    kind, types = column.type, pa.types
+    if types.is_floating(kind):
+        return int(pc.sum(pc.is_inf(column)).as_py() or 0)
+    if types.is_map(kind):
+        return infinities(column.items)
+    if types.is_struct(kind):
+        return sum(map(infinities, column.flatten()))
+    has_items = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return infinities(column.flatten()) if has_items else 0
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
@@ -79,14 +138,16 @@ def python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     """Return the rows as Python values, and maps as dicts. ``maps_as_pydicts`` came with pyarrow 20.
 
     Raises:
-        ValueError: A map has a key twice.
+        UsageError: A map has a key twice, or a time is not one of the years 1 to 9999.
     """
-    columns = [
-        [_with_dicts(value, field.type) for value in column.to_pylist()]
-        if pa.types.is_nested(field.type)
-        else column.to_pylist()
-        for field, column in zip(batch.schema, batch.columns, strict=True)
-    ]
+    columns = []
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        try:
+            values = column.to_pylist()
+            is_nested = pa.types.is_nested(field.type)
+            columns.append([_with_dicts(value, field.type) for value in values] if is_nested else values)
+        except (ValueError, OverflowError) as exc:
+            raise UsageError(f"data: column {field.name!r} must have values that Python has: {exc}") from exc
     return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 

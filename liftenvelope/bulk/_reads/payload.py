@@ -96,8 +96,9 @@ class PayloadColumns:
             if name in self.chosen or name in self._reserved:
                 text = f"payload: field {name!r} must not have the name of a column of the read"
                 raise UsageError(f"{text}: give the format a prefix='...', or leave it out of columns=")
+        found = set(decoder.schema.names)
         for name in self.fields or ():
-            if name not in decoder.schema.names:
+            if name not in found:
                 listed = ", ".join((*self.own, *known))
                 raise UsageError(f"columns must be some of {listed}, got {name!r}")
         plain = [name for name in self.chosen if name != ROW]

@@ -172,11 +172,64 @@ class TestSchemas:
             Avro(5)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("kind", "column", "fault"),
+    [
+        ("float", pa.array([1e39]), "column 'a' must fit type float of the schema, got a larger number"),
+        (
+            {"type": "array", "items": "float"},
+            pa.array([[1.0], [1e39]]),
+            "must fit type list<item: float> of the schema, got a larger number",
+        ),
+        (
+            {"type": "long", "logicalType": "timestamp-micros"},
+            pa.array([2**62], pa.timestamp("us")),
+            "column 'a' must have values that Python has: .*out of range",
+        ),
+        (
+            {"type": "array", "items": record(("x", "long"), name="Inner")},
+            pa.array([[{"x": 1, "y": 2}]]),
+            "column 'a' must have the fields of the schema, got 'y': leave it out",
+        ),
+        (
+            {"type": "map", "values": "long"},
+            pa.array([[("x", 1), ("x", 2)]], pa.map_(pa.string(), pa.int64())),
+            "column 'a' .*each key once",
+        ),
+    ],
+)
+def test_value_that_would_change_is_not_encoded(kind: Any, column: pa.Array, fault: str) -> None:
+    rows = pa.record_batch({"a": column})
+    with pytest.raises(UsageError, match=fault):
+        Avro(record(("a", kind))).encoder(rows.schema).encode(rows)
+
+
+def test_infinity_stays_infinity() -> None:
+    rows = pa.record_batch({"a": [float("inf"), 1.5]})
+    kind = Avro(record(("a", "float")))
+    found = kind.decoder().decode(kind.encoder(rows.schema).encode(rows)).batches[0]
+    assert found["a"].to_pylist() == [float("inf"), 1.5]
+
+
+def test_decimals_have_up_to_76_digits() -> None:
+    def kind(precision: int) -> Avro:
+        return Avro(record(("a", {"type": "bytes", "logicalType": "decimal", "precision": precision})))
+
+    rows = pa.record_batch({"a": pa.array([Decimal("9" * 76), None], pa.decimal256(76))})
+    many = Avro(record(("a", ["null", {"type": "bytes", "logicalType": "decimal", "precision": 76}])))
+    found = many.decoder().decode(many.encoder(rows.schema).encode(rows))
+    assert (found.batches, found.bad) == ([rows], ())
+    assert kind(38).decoder().schema.field("a").type == pa.decimal128(38)
+    with pytest.raises(UsageError, match="precision of a decimal must be at most 76, got 77"):
+        kind(77)
+
+
 def test_rows_that_do_not_fit_the_schema_are_not_encoded() -> None:
     kind = Avro(record(("a", "int"), ("s", "string")))
     for rows, fault in (
         (pa.record_batch({"b": [1]}), "columns of the schema, got 'b'"),
-        (pa.record_batch({"a": [2**31], "s": ["x"]}), "types of the schema"),
+        (pa.record_batch({"a": [2**31], "s": ["x"]}), "column 'a' must fit type int32 of the schema"),
+        (pa.record_batch([pa.array([1])] * 2, ["a", "a"]), "each field once, got 'a' twice"),
         (pa.record_batch({"a": [1]}), "values of the schema"),
         (pa.record_batch({"a": pa.array([None], pa.int32()), "s": ["x"]}), "values of the schema"),
     ):

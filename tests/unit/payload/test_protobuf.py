@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from google.protobuf import descriptor_pb2, struct_pb2, timestamp_pb2
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2, timestamp_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -152,11 +152,64 @@ def test_generated_class_is_accepted_and_columns_are_chosen() -> None:
 def test_rows_that_do_not_fit_the_message_are_not_encoded(orders: Protobuf) -> None:
     for rows, fault in (
         (pa.record_batch({"nothing": [1]}), "columns of shop.Order, got 'nothing'"),
-        (pa.record_batch({"kind": [2**31]}), "types of the message"),
+        (pa.record_batch({"kind": [2**31]}), "column 'kind' must fit type int32 of the schema"),
+        (pa.record_batch([pa.array([1])] * 2, ["id", "id"]), "each field once, got 'id' twice"),
+        (
+            pa.record_batch({"first": [{"item": "x", "size": 1}]}),
+            "column 'first' .*, got 'size': leave it out",
+        ),
+        (
+            pa.record_batch({"sizes": pa.array([[("x", 1), ("x", 2)]], pa.map_(pa.string(), pa.int32()))}),
+            "column 'sizes' .*each key once",
+        ),
         (pa.record_batch({"numbers": [[1, None]]}), "values of the message"),
     ):
         with pytest.raises(UsageError, match=fault):
             orders.encoder(rows.schema).encode(rows)
+
+
+CHOICE = {"post": pa.int32(), "mail": pa.int32()}
+CHOICES = pa.schema({**CHOICE, "others": pa.list_(pa.struct(CHOICE))})
+
+
+def choices(*, required: bool) -> Any:
+    """Return a class with a oneof of two fields, and a message in a list that has one too."""
+    file = descriptor_pb2.FileDescriptorProto(name="choice.proto", package="shop", syntax="proto2")
+    inner, outer = (file.message_type.add(name=name) for name in ("Inner", "Choice"))
+    for message in (inner, outer):
+        message.oneof_decl.add(name="way")
+        for number, field in enumerate(("post", "mail"), 1):
+            message.field.add(
+                name=field, number=number, type=_F.TYPE_INT32, label=_F.LABEL_OPTIONAL, oneof_index=0
+            )
+    label = _F.LABEL_REQUIRED if required else _F.LABEL_REPEATED
+    outer.field.add(name="others", number=3, type=_F.TYPE_MESSAGE, label=label, type_name=".shop.Inner")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Choice"))
+
+
+@pytest.mark.parametrize(
+    "row", [{"post": 1, "mail": 2}, {"others": [{"post": 1, "mail": None}, {"post": 1, "mail": 2}]}]
+)
+def test_row_with_two_members_of_a_oneof_is_not_encoded(row: dict[str, Any]) -> None:
+    kind = Protobuf(choices(required=False))
+    rows = pa.RecordBatch.from_pylist([row], CHOICES)
+    with pytest.raises(UsageError, match="one field of 'way' alone may be set, got post and mail"):
+        kind.encoder(rows.schema).encode(rows)
+
+
+def test_members_of_a_oneof_are_equal_after_a_round_trip() -> None:
+    kind = Protobuf(choices(required=False))
+    given = [{"post": 1, "mail": None, "others": [{"post": None, "mail": 0}]}]
+    rows = pa.RecordBatch.from_pylist(given, CHOICES)
+    assert kind.decoder().decode(kind.encoder(rows.schema).encode(rows)).batches[0].to_pylist() == given
+
+
+def test_row_without_a_required_field_is_not_encoded() -> None:
+    rows = pa.record_batch({"post": [1]})
+    with pytest.raises(UsageError, match=r"values of the message: .*required fields: others"):
+        Protobuf(choices(required=True)).encoder(rows.schema).encode(rows)
 
 
 def test_message_that_does_not_suit_is_refused(tmp_path: Path) -> None:
