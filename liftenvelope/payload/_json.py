@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from liftenvelope._checks import as_choice
 from liftenvelope.errors import UsageError
-from liftenvelope.payload._formats import EXTRA, Decoded, InferredFormat, PayloadDecoder, PayloadEncoder
+from liftenvelope.payload._formats import (
+    EXTRA,
+    BadValue,
+    Decoded,
+    InferredFormat,
+    PayloadDecoder,
+    PayloadEncoder,
+)
 from liftenvelope.payload._inference import infer_schema
 from liftenvelope.payload._json_blocks import BlockParser, object_of
 from liftenvelope.payload._json_text import JsonEncoder
-from liftenvelope.payload._types import JSON_TYPES, as_schema
+from liftenvelope.payload._rows import with_nulls
+from liftenvelope.payload._types import JSON_TYPES, as_schema, plain_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +43,8 @@ class Json(InferredFormat):
             structs of them. Default: inferred from the first messages of the range.
         sample: Number of first messages from which the schema is inferred. Default 1,000.
         unknown: Fields that the schema does not have: ``"drop"`` (default), or ``"keep"`` them in the column
-            ``extra``, as a JSON object.
+            ``extra``, as a JSON object. A message is bad if they can't be kept: a name that stands twice, a
+            number of more than 4,300 digits, too many levels.
         prefix: Text in front of the names of the columns.
 
     Raises:
@@ -73,7 +82,7 @@ class Json(InferredFormat):
 
     def encoder(self, schema: pa.Schema) -> PayloadEncoder:
         """Return an encoder; see :meth:`PayloadFormat.encoder`."""
-        fields = self.stripped(schema)
+        fields = plain_schema(self.stripped(schema))
         return JsonEncoder(as_schema("data", fields, JSON_TYPES))
 
 
@@ -82,7 +91,8 @@ class JsonDecoder(PayloadDecoder):
 
     def __init__(self, kind: Json, fields: pa.Schema, columns: Collection[str] | None) -> None:
         self.schema = kind.prefixed(fields, columns)
-        chosen = [field for field in fields if kind.prefix + field.name in self.schema.names]
+        names = set(self.schema.names)
+        chosen = [field for field in fields if kind.prefix + field.name in names]
         self._parser = BlockParser(pa.schema(chosen))
         self._known = frozenset(fields.names)
         self._extra = kind.unknown == "keep" and (columns is None or kind.prefix + EXTRA in columns)
@@ -98,12 +108,30 @@ class JsonDecoder(PayloadDecoder):
         batch, bad = self._parser.parse(values)
         arrays = list(batch.columns)
         if self._extra:
-            faulty = {value.index for value in bad}
-            texts = [None if i in faulty else self._others(item) for i, item in enumerate(values.to_pylist())]
-            arrays.append(pa.array(texts, pa.string()))
+            faults = {value.index: value.reason for value in bad}
+            texts = [self._others(index, item, faults) for index, item in enumerate(values.to_pylist())]
+            if len(faults) > len(bad):
+                bad = [BadValue(index, faults[index]) for index in sorted(faults)]
+                batch = with_nulls(batch, [None if i in faults else i for i in range(len(texts))])
+            arrays = [*batch.columns, pa.array(texts, pa.string())]
         return Decoded([pa.RecordBatch.from_arrays(arrays, schema=self.schema)], tuple(bad))
 
-    def _others(self, value: bytes) -> str | None:
-        found = object_of(value) or {}
+    def _others(self, index: int, value: bytes, faults: dict[int, str]) -> str | None:
+        """Return the other fields of a message as JSON; None for none, or for a message with a fault."""
+        if index in faults:
+            return None
+        try:
+            found = json.loads(value, object_pairs_hook=_once)
+        except (ValueError, RecursionError) as exc:
+            faults[index] = f"fields that the schema does not have can't be kept: {exc}"
+            return None
         others = {name: item for name, item in found.items() if name not in self._known}
         return json.dumps(others, ensure_ascii=False, separators=(",", ":")) if others else None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands twice")
+    return found

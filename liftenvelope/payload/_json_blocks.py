@@ -1,10 +1,13 @@
 """Many JSON objects in one call of pyarrow's reader, with each row bound to its message.
 
 The reader parses a sequence of objects, separated by any whitespace or none. A message with two objects, or
-half of one, would shift all rows after it. So a marker stands after each message: an object whose only
+half of one, would shift all rows after it. So a marker stands between two messages: an object whose only
 name is a secret of this process. A block counts as parsed only if its rows alternate: a row without the
-marker, a row with it. No message can contain the secret, so the markers are the ones written here, in this
-order, and the text between two markers was exactly one row.
+marker, a row with it, and so on to a row without it. No message can contain the secret, so the markers are
+the ones written here, in this order, and the text before, between and after them was exactly one row each.
+
+The values are copied once, when they are joined: of a second copy, the system takes most of the time, to
+clear the memory.
 
 The fate of a message depends on that message alone: a block that fails is split until the messages that fail
 alone are found.
@@ -20,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from liftenvelope.payload._formats import BadValue
 from liftenvelope.payload._json_decimals import DecimalGuard
 from liftenvelope.payload._mismatch import mismatch
-from liftenvelope.payload._rows import bisected, empty_batch, joined, with_nulls
+from liftenvelope.payload._rows import as_types, bisected, empty_batch, in_one, infinities, joined, with_nulls
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,6 +46,7 @@ _SPACE: Final = b" \t\r\n"
 #: Beginnings of the numbers that only pyarrow's reader knows.
 _CONSTANTS: Final = ("NaN", "Inf")
 _NOT_JSON: Final = "no JSON object"
+_INFINITE: Final = "a number is too large for a double"
 #: Parsed in place of a value that the reader must not see: a row of nulls.
 _EMPTY: Final = b"{}"
 
@@ -76,11 +80,13 @@ class BlockParser:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
+        readable = pa.schema([field.with_type(_read_type(field.type)) for field in schema])
+        self._has_large_lists = readable != schema
         self._decimals = DecimalGuard(schema)
         secret = secrets.token_hex(12)  # the reader takes a byte of it as long as one of a message
         self._separator = b'\n{"%s":1}\n' % secret.encode()
         self._options = pj.ParseOptions(
-            explicit_schema=schema.append(pa.field(secret, pa.int8())),
+            explicit_schema=readable.append(pa.field(secret, pa.int8())),
             newlines_in_values=True,
             unexpected_field_behavior="ignore",
         )
@@ -131,54 +137,65 @@ class BlockParser:
         found = object_of(item)
         return _NOT_JSON if found is None else mismatch(found, self._schema) or ""
 
-    def _plain_text(self, values: pa.Array) -> bytes | None:
+    def _plain_text(self, values: pa.Array) -> pa.Buffer | None:
         """Return a block as text if pyarrow's reader and ours agree on each value, so that it may be tried.
 
         The reader does not check UTF-8, and takes ``NaN`` and ``Infinity`` for numbers.
         """
         if not pc.all(pc.starts_with(values, "{")).as_py():
             return None
-        joined = self._joined(values)
         try:
-            text = joined.cast(pa.string())
+            text = in_one(values.cast(pa.string()))
         except pa.ArrowInvalid:
             return None
         # One search in the whole text for each: RE2 skips to a letter that all matches begin with.
-        if any(pc.match_substring_regex(text, name).as_py() for name in _CONSTANTS):
+        if any(pc.match_substring_regex(text, name)[0].as_py() for name in _CONSTANTS):
             return None
-        return self._ended(joined)
+        return self._joined(values)
 
     def _try(self, values: pa.Array) -> pa.RecordBatch | str:
-        return self._read(self._ended(self._joined(values)), len(values))
+        return self._read(self._joined(values), len(values))
 
-    def _joined(self, values: pa.Array) -> pa.Scalar:
+    def _joined(self, values: pa.Array) -> pa.Buffer:
         """Return values as one, with markers between them."""
         lists = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
-        return pc.binary_join(lists, self._separator)[0]
+        _, ends, data = pc.binary_join(lists, self._separator).buffers()
+        return data.slice(0, memoryview(ends).cast("i")[1])
 
-    def _ended(self, joined: pa.Scalar) -> bytes:
-        return b"".join((joined.as_buffer(), self._separator))
-
-    def _read(self, text: bytes, rows: int) -> pa.RecordBatch | str:
+    def _read(self, text: pa.Buffer, rows: int) -> pa.RecordBatch | str:
         """Return one row per value, or a fault if any value is bad. Each value must begin with a brace.
 
         The brace matters: pyarrow 26 crashes if the first row of a block is ``null``.
         """
-        options = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
+        options = pj.ReadOptions(use_threads=False, block_size=text.size + 1)
         try:
             table = pj.read_json(pa.BufferReader(text), read_options=options, parse_options=self._options)
         except pa.ArrowInvalid as exc:
             return str(exc).removeprefix("JSON parse error: ").removesuffix(" in row 0")
         found = _between_markers(table.combine_chunks().to_batches()[0], rows)
-        return _NOT_JSON if found is None else found
+        if found is None:
+            return _NOT_JSON
+        # The reader takes an integer of 309 digits or more for infinity.
+        if any(map(infinities, found.columns)):
+            return _INFINITE
+        return as_types(found, self._schema) if self._has_large_lists else found
+
+
+def _read_type(kind: pa.DataType) -> pa.DataType:
+    """Return a type without large lists, which pyarrow's reader does not have."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(kind.value_field.with_type(_read_type(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_read_type(field.type)) for field in kind])
+    return kind
 
 
 def _between_markers(batch: pa.RecordBatch, rows: int) -> pa.RecordBatch | None:
-    """Return the rows without the markers; None unless each has one marker, behind it."""
-    if batch.num_rows != 2 * rows:
+    """Return the rows without the markers; None unless there is one marker between any two."""
+    if batch.num_rows != 2 * rows - 1:
         return None
     marked = batch.column(batch.num_columns - 1).is_valid()
     alternating = pa.py_buffer(b"\xaa" * (rows // 4 + 1))  # false, true, from the lowest bit on
-    if not marked.equals(pa.Array.from_buffers(pa.bool_(), 2 * rows, [None, alternating])):
+    if not marked.equals(pa.Array.from_buffers(pa.bool_(), 2 * rows - 1, [None, alternating])):
         return None
     return batch.filter(pc.invert(marked)).select(range(batch.num_columns - 1))

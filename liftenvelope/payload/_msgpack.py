@@ -11,7 +11,8 @@ from liftenvelope.errors import UsageError
 from liftenvelope.payload._formats import Decoded, InferredFormat, PayloadDecoder, PayloadEncoder
 from liftenvelope.payload._inference import infer_schema
 from liftenvelope.payload._objects import Fault, columns_of
-from liftenvelope.payload._types import OBJECT_TYPES, as_schema
+from liftenvelope.payload._rows import as_types
+from liftenvelope.payload._types import OBJECT_TYPES, as_schema, plain_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,7 +75,7 @@ class Msgpack(InferredFormat):
 
     def encoder(self, schema: pa.Schema) -> PayloadEncoder:
         """Return an encoder; see :meth:`PayloadFormat.encoder`."""
-        return MsgpackEncoder(as_schema("data", self.stripped(schema), OBJECT_TYPES))
+        return MsgpackEncoder(as_schema("data", plain_schema(self.stripped(schema)), OBJECT_TYPES))
 
 
 def _rows(values: pa.Array, max_items: int) -> list[dict[Any, Any] | Fault]:
@@ -82,7 +83,7 @@ def _rows(values: pa.Array, max_items: int) -> list[dict[Any, Any] | Fault]:
     unpack: Callable[..., Any] = msgpack.unpackb
     found = values.to_pylist()
     # A size that an array claims is allocated at once, but a value can't claim more items than it has bytes.
-    if max(map(len, found), default=0) > max_items:
+    if (pc.max(pc.binary_length(values)).as_py() or 0) > max_items:
         return [_unpacked(unpack, value, max_items) for value in found]
     try:
         rows = list(map(unpack, found))
@@ -141,7 +142,8 @@ class MsgpackDecoder(PayloadDecoder):
 
     def __init__(self, kind: Msgpack, fields: pa.Schema, columns: Collection[str] | None) -> None:
         self.schema = kind.prefixed(fields, columns)
-        self._fields = pa.schema([f for f in fields if kind.prefix + f.name in self.schema.names])
+        names = set(self.schema.names)
+        self._fields = pa.schema([f for f in fields if kind.prefix + f.name in names])
         self._max_items = kind.max_items
 
     def decode(self, values: pa.Array) -> Decoded:
@@ -160,7 +162,7 @@ class MsgpackEncoder(PayloadEncoder):
         """Encode rows; see :meth:`PayloadEncoder.encode`."""
         msgpack: Any = require("msgpack", "payload")
         packer = msgpack.Packer(datetime=True)
-        named = pa.RecordBatch.from_arrays(rows.columns, schema=self._schema)
+        named = as_types(rows, self._schema)
         try:
             return pa.array([packer.pack(row) for row in named.to_pylist()], pa.binary())
         except (ValueError, OverflowError, TypeError) as exc:

@@ -42,6 +42,8 @@ FRAGMENTS = [
     b'{"x":"\xff"}',
     b"\xef\xbb\xbf{}",
     b'{"a":1}\x00',
+    b'{"a":1}\x00x',
+    b'{"a":1\x00}',
     b'{"a":1,}',
     b'{"a":1}//',
     b'{"s":"a\nb"}',
@@ -245,6 +247,30 @@ class TestOptions:
             {"a": 2, "extra": None},
         ]
 
+    @pytest.mark.parametrize(
+        ("other", "fault"),
+        [
+            (b'"b":1,"b":2', "'b' stands twice"),
+            (b'"b":{"c":1,"c":2}', "'c' stands twice"),
+            (b'"b":' + b"1" * 5_000, "4300 digits"),
+            (b'"b":' + b"[" * 100_000 + b"]" * 100_000, "recursion"),
+        ],
+        ids=["name", "inner name", "integer", "levels"],
+    )
+    def test_message_whose_unknown_fields_can_not_be_kept_is_bad(self, other: bytes, fault: str) -> None:
+        values = pa.array([b'{"a":1}', b'{"a":2,%b}' % other, b'{"a":3}'])
+        (batch,), bad = self.decoded(values, unknown="keep")
+        assert batch["a"].to_pylist() == [1, None, 3]
+        ((index, reason),) = bad
+        assert index == 1
+        assert fault in reason
+        assert self.decoded(values)[1] == []
+
+    @staticmethod
+    def decoded(values: pa.Array, **options: Any) -> tuple[Any, list[tuple[int, str]]]:
+        found = Json(pa.schema({"a": pa.int64()}), **options).decoder().decode(values)
+        return found.batches, [(value.index, value.reason) for value in found.bad]
+
     def test_columns_are_chosen_with_their_prefix(self) -> None:
         decoder = Json(SCHEMA, prefix="p_").decoder(columns=["p_s"])
         assert decoder.decode(pa.array([b'{"a":"no number","s":"x"}'])).batches[0].to_pylist() == [
@@ -263,6 +289,62 @@ class TestOptions:
             rows = pa.record_batch({"a": values})
             with pytest.raises(UsageError, match="'a'"):
                 Json().encoder(rows.schema).encode(rows)
+
+    @pytest.mark.parametrize(
+        ("value", "kind"),
+        [
+            (-62_135_596_801, pa.timestamp("s")),
+            (253_402_300_800, pa.timestamp("s", "UTC")),
+            (253_402_300_800_000, pa.timestamp("ms")),
+            (2**62, pa.timestamp("us", "Asia/Tokyo")),
+        ],
+    )
+    def test_time_that_has_no_text_is_refused(self, value: int, kind: pa.DataType) -> None:
+        column = pa.array([0, value, None], kind)
+        nested = [pa.ListArray.from_arrays([0, 3], column), pa.StructArray.from_arrays([column], ["x"])]
+        for one in (column, *nested):
+            rows = pa.record_batch({"a": one})
+            with pytest.raises(
+                UsageError, match=rf"column 'a' must have times of .*, got {value} {kind.unit} "
+            ):
+                Json().encoder(rows.schema).encode(rows)
+
+    def test_first_and_last_time_are_equal_after_a_round_trip(self) -> None:
+        column = pa.array([-62_135_596_800, 253_402_300_799, None], pa.timestamp("s"))
+        rows = pa.record_batch({"a": column})
+        found = Json(rows.schema).decoder().decode(Json().encoder(rows.schema).encode(rows))
+        assert (found.batches, found.bad) == ([rows], ())
+
+    def test_views_dictionaries_and_large_lists_are_encoded(self) -> None:
+        rows = pa.record_batch(
+            {
+                "v": pa.array(["x", None], pa.string_view()),
+                "d": pa.array(["y", None]).dictionary_encode(),
+                "l": pa.array([["z"], None], pa.large_list(pa.string_view())),
+                "s": pa.array([{"f": "z"}, None], pa.struct({"f": pa.string_view()})),
+            }
+        )
+        values = Json().encoder(rows.schema).encode(rows)
+        wanted = {"v": pa.string(), "d": pa.string(), "l": pa.large_list(pa.string())}
+        schema = pa.schema({**wanted, "s": pa.struct({"f": pa.string()})})
+        found = Json(schema).decoder().decode(values)
+        assert found.bad == ()
+        assert found.batches[0].schema == schema
+        assert found.batches[0].to_pylist() == rows.to_pylist()
+
+    def test_struct_with_a_field_twice_is_refused(self) -> None:
+        one = pa.array([1])
+        rows = pa.record_batch({"a": pa.StructArray.from_arrays([one, one], ["x", "x"])})
+        with pytest.raises(UsageError, match=r"column 'a' .*each field once"):
+            Json().encoder(rows.schema).encode(rows)
+
+    @pytest.mark.parametrize("kind", [pa.float64(), pa.list_(pa.float64()), pa.struct({"x": pa.float64()})])
+    def test_integer_that_no_double_can_hold_is_bad(self, kind: pa.DataType) -> None:
+        shape = {"double": b"%b"}.get(str(kind), b"[%b]" if pa.types.is_list(kind) else b'{"x":%b}')
+        values = pa.array([b'{"a":%b}' % (shape % number) for number in (b"1", b"9" * 309, b"9" * 308)])
+        found = Json(pa.schema({"a": kind})).decoder().decode(values)
+        assert [(one.index, one.reason) for one in found.bad] == [(1, "a number is too large for a double")]
+        assert found.batches[0]["a"].is_valid().to_pylist() == [True, False, True]
 
     def test_type_that_json_does_not_have_is_refused(self) -> None:
         for kind in (pa.binary(), pa.float32(), pa.list_(pa.date32()), pa.struct({"x": pa.binary()})):

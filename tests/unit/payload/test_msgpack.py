@@ -99,6 +99,18 @@ def test_columns_are_chosen_with_their_prefix() -> None:
     assert decoder.decode(pa.array([value])).batches[0].to_pylist() == [{"p_s": "x"}]
 
 
+def test_views_and_dictionaries_are_encoded() -> None:
+    rows = pa.record_batch(
+        {
+            "v": pa.array(["x", None], pa.string_view()),
+            "b": pa.array([b"x", None], pa.binary_view()),
+            "d": pa.array(["y", None]).dictionary_encode(),
+        }
+    )
+    values = Msgpack().encoder(rows.schema).encode(rows)
+    assert list(map(msgpack.unpackb, values.to_pylist())) == rows.to_pylist()
+
+
 def test_type_that_msgpack_does_not_have_is_refused() -> None:
     for kind in (pa.timestamp("ns", "UTC"), pa.timestamp("us"), pa.decimal128(5), pa.float32()):
         with pytest.raises(UsageError, match="types that msgpack carries"):
