@@ -337,8 +337,12 @@ def check_settings(settings: Mapping[str, int | bool]) -> None:
 _PACKAGES = {"google": "protobuf", "opentelemetry": "opentelemetry-api"}
 
 
-def require(module: str, extra: str) -> Any:
+def require(module: str, extra: str | None) -> Any:
     """Import a module of an optional dependency.
+
+    Args:
+        module: Name of the module.
+        extra: Extra of this package that installs it; None for a package that no extra installs.
 
     Raises:
         MissingExtraError: The module is not installed; the text has the ``pip install`` to run.
@@ -349,7 +353,8 @@ def require(module: str, extra: str) -> Any:
         if exc.name is None or module.partition(".")[0] != exc.name.partition(".")[0]:
             raise
         package = _PACKAGES.get(exc.name.partition(".")[0], exc.name)
-        text = f"this needs {package}: run pip install 'liftenvelope[{extra}]'"
+        wanted = package if extra is None else f"'liftenvelope[{extra}]'"
+        text = f"this needs {package}: run pip install {wanted}"
         raise MissingExtraError(text, name=exc.name) from exc
 
 

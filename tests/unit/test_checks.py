@@ -183,15 +183,17 @@ class TestRequire:
             ("pyarrow.compute", "pyarrow"),
         ],
     )
+    @pytest.mark.parametrize("extra", ["some", None])
     def test_names_the_package_to_install(
-        self, module: str, package: str, monkeypatch: pytest.MonkeyPatch
+        self, module: str, package: str, extra: str | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name in [name for name in sys.modules if name == module or module.startswith(f"{name}.")]:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.setattr(sys, "path", [])
         with pytest.raises(MissingExtraError) as caught:
-            require(module, "some")
-        assert str(caught.value) == f"this needs {package}: run pip install 'liftenvelope[some]'"
+            require(module, extra)
+        wanted = "'liftenvelope[some]'" if extra else package
+        assert str(caught.value) == f"this needs {package}: run pip install {wanted}"
 
     def test_error_inside_an_installed_package_passes(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from liftenvelope.bulk._scan.reads import ScanReads
 else:
-    pl = require("polars", "polars")
-    plugins = require("polars.io.plugins", "polars")
+    pl = require("polars", None)
+    plugins = require("polars.io.plugins", None)
 
 __all__ = ["conditions_of", "lazy_frame"]
 
