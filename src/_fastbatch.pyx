@@ -569,7 +569,8 @@ cdef class Requests:
     def __cinit__(self, bytes stream not None, Column values not None, Column keys, HeaderColumn headers,
                   partitions, ack_policy, bytes ident not None):
         self.policy = as_request_policy("ack_policy", ack_policy)
-        view = viewed_as(partitions, 4)
+        # A copy, because the caller may write into a numpy array while rows wait: they were measured before.
+        view = viewed_as(bytes(partitions), 4)
         self.length, self.nbytes = values.length, values.nbytes
         self.values, self.keys = values.rows, rows_of(keys, "keys", self.length)
         if headers is not None:

@@ -106,6 +106,14 @@ class TestRequests:
         with pytest.raises(EnvelopeTooLargeError, match="header name"):
             requests(twin, [(b"", None, {"x" * 32_768: b""}, 0)])
 
+    def test_partitions_that_the_caller_changes_later_are_those_of_the_call(self, twin: ModuleType) -> None:
+        partitions = bytearray(struct.pack("=2i", 0, 0))
+        column = twin.Column.of_sequence([b"a", b"b"], "values", False)
+        made = twin.Requests(STREAM, column, None, None, partitions, 1, IDENT)
+        frames = made.frames(0, 2, 0, 1000, 1000)
+        partitions[:] = struct.pack("=2i", -1, -1)  # ten bytes more in each request
+        assert made.frames(0, 2, 0, 1000, 1000) == frames
+
     def test_lengths_and_spans_are_checked(self, twin: ModuleType) -> None:
         column = twin.Column.of_sequence([b"a", b"b"], "values", False)
         with pytest.raises(UsageError, match="partitions has 1 rows, values 2"):

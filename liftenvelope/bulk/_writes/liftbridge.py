@@ -346,5 +346,6 @@ class _Part:
 
 
 def _numbers(array: pa.Int32Array) -> memoryview:
+    # A copy, because the caller may write into a numpy array while rows wait.
     start = 4 * array.offset
-    return memoryview(array.buffers()[1]).cast("B")[start : start + 4 * len(array)]
+    return memoryview(memoryview(array.buffers()[1]).cast("B")[start : start + 4 * len(array)].tobytes())
