@@ -170,10 +170,11 @@ def as_text(name: str, value: Any) -> str:
     """Check that a value is a str that UTF-8 can encode; return it as a plain str."""
     if not isinstance(value, str):
         raise UsageTypeError(f"{name} must be str, got {type(value).__name__}")
-    if not is_encodable(value):
-        text = f"{name} must not contain a lone surrogate, which UTF-8 cannot encode, got {shown(value)}"
+    plain = value if type(value) is str else str.__str__(value)  # a subclass may have methods of its own
+    if not is_encodable(plain):
+        text = f"{name} must not contain a lone surrogate, which UTF-8 cannot encode, got {shown(plain)}"
         raise UsageError(text)
-    return value if type(value) is str else str.__str__(value)
+    return plain
 
 
 def as_full_text(name: str, value: Any) -> str:

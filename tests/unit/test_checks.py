@@ -34,6 +34,11 @@ class Level(IntEnum):
     LOW = 1
 
 
+class Ascii(str):
+    def isascii(self) -> bool:
+        return True
+
+
 class Index:
     def __index__(self) -> int:
         return 7
@@ -141,6 +146,10 @@ class TestTexts:
                 check("key", text)
             expected = "key must not contain a lone surrogate, which UTF-8 cannot encode, got "
             assert str(caught.value) == expected + repr(text)
+
+    def test_lone_surrogate_in_a_subclass_that_claims_to_be_ascii(self) -> None:
+        with pytest.raises(UsageError, match=r"^key must not contain a lone surrogate"):
+            as_text("key", Ascii("a\ud800"))
 
     @pytest.mark.parametrize("text", ["a", "é", "𝄞"])
     def test_other_texts_are_returned(self, text: str) -> None:
