@@ -85,7 +85,7 @@ def joined(list messages not None):
     cdef uint32_t end = 0
     cdef Delivered one
     cdef object subject = None
-    cdef bint has_headers = False, is_shared = n > 0
+    cdef bint is_shared = n > 0
     memcpy(PyBytes_AS_STRING(ends), &end, 4)
     for i in range(n):
         one = <Delivered?>held[i]
@@ -93,13 +93,21 @@ def joined(list messages not None):
         if size <= LARGEST_COLUMN:
             end = <uint32_t>size
             memcpy(PyBytes_AS_STRING(ends) + (i + 1) * 4, &end, 4)
-        has_headers = has_headers or bool(one._headers)
         if i == 0:
             subject = one.subject
         is_shared = is_shared and (one.subject is subject or one.subject == subject)
     if size > LARGEST_COLUMN:
         raise UsageError(f"the values of a batch must have at most {LARGEST_COLUMN} bytes, got {size}: take fewer rows")
-    return ends, joined_values(held, size), subject if is_shared else None, has_headers
+    values = joined_values(held, size)  # before the headers: that code may change a message, too
+    return ends, values, subject if is_shared else None, have_headers(held)
+
+
+cdef bint have_headers(tuple messages) except -1:
+    for message in messages:
+        headers = (<Delivered>message)._headers
+        if headers:
+            return True
+    return False
 
 
 cdef bytes data_of(Delivered one):

@@ -390,6 +390,17 @@ def test_payloads_are_joined_as_a_column(frames: ModuleType) -> None:
         frames.joined([large] * 2048)
 
 
+@TWINS
+def test_headers_that_change_their_message_when_asked_do_not_change_the_column(frames: ModuleType) -> None:
+    class Headers:
+        def __bool__(self) -> bool:
+            message.__init__("b", "", b"longer than the first", None, None)
+            return True
+
+    message = frames.Delivered("a", "", b"tea", Headers(), None)
+    assert frames.joined([message])[1:] == (b"tea", "a", True)
+
+
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.binary(), st.sampled_from([None, {}, b"x"]))))
 def test_twins_join_the_same_columns(rows: list[tuple[str, bytes, Any]]) -> None:
     found = []
