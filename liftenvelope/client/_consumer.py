@@ -50,8 +50,8 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
     A message counts as processed when the next one is requested, or when it is passed to :meth:`commit`.
     Processed offsets are committed periodically, and the partition's next owner continues there.
 
-    Delivery is at least once: after a crash, messages since the last checkpoint are redelivered. A few are
-    redelivered when partitions move. For one task at a time.
+    Delivery is at least once: messages since the last checkpoint are redelivered after a crash, and when a
+    partition moves to a member that joins. For one task at a time.
 
     Example:
         >>> async with client.consumer("billing", ["orders"]) as consumer:  # doctest: +SKIP
@@ -156,11 +156,13 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         # Half of the time each, so that slow cursors do not keep the member from leaving.
         timeout = self._parts.context.options.timeout
         try:
-            # The first task keeps sending heartbeats until the member has left.
+            # The first task keeps sending heartbeats: the offsets are stored only for a member.
             await cancel(self._tasks[1:])
             if (unstored := await self._give_up(None, timeout / 2)) is not None:
                 raise unstored
         finally:
+            # A heartbeat that finds the member gone before the leave is answered would join again.
+            await cancel(self._tasks[:1])
             await self._leave(member, Deadline(timeout / 2))
 
     async def _leave(self, member: ConsumerMember, deadline: Deadline) -> None:

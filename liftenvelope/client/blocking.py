@@ -109,8 +109,8 @@ class BlockingConsumer(Blocking, of=Consumer):
     A message counts as processed when the next one is requested, or when it is passed to :meth:`commit`.
     Processed offsets are committed periodically, and the partition's next owner continues there.
 
-    Delivery is at least once: after a crash, messages since the last checkpoint are redelivered. A few are
-    redelivered when partitions move. For one thread at a time.
+    Delivery is at least once: messages since the last checkpoint are redelivered after a crash, and when a
+    partition moves to a member that joins. For one thread at a time.
 
     Example:
         >>> with client.consumer("billing", ["orders"]) as consumer:  # doctest: +SKIP

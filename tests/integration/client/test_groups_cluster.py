@@ -1,16 +1,17 @@
-"""Consumer groups on three nodes, one of which is killed: the coordinator, or the leader of the cursors."""
+"""Consumer groups on several nodes: the coordinator or the cursors' leader is killed, an answer is late."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack
 
 import pytest
 
 import liftenvelope
 from liftenvelope.client._cursors import CURSORS_STREAM
-from liftenvelope.client._events import ClientEvent, GroupCoordinatorReported
-from liftenvelope.client.metadata import Metadata
+from liftenvelope.client._events import ClientEvent, GroupCoordinatorReported, GroupMemberExpired
+from liftenvelope.client.metadata import BrokerInfo, Metadata
 from liftenvelope.errors import (
     AckTimeoutError,
     CallTimeoutError,
@@ -18,7 +19,7 @@ from liftenvelope.errors import (
     NotLeaderError,
     TransportError,
 )
-from liftenvelope.testing import LiftbridgeCluster, run_liftbridge
+from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_gateway, run_liftbridge
 
 PARTITIONS = 4
 
@@ -154,3 +155,32 @@ async def test_cursor_leader_killed(
     assert stored == last
     await member.end()
     check_order([member])
+
+
+async def test_closed_member_does_not_join_again(events: list[ClientEvent]) -> None:
+    """The answer to the leave is later than the next heartbeat, which the coordinator refuses by then."""
+    coordinators: list[str] = []
+
+    def other(brokers: Sequence[BrokerInfo]) -> BrokerInfo:
+        return next((one for one in brokers if one.id not in coordinators), brokers[0])
+
+    with run_gateway(nodes=2) as gateways, ExitStack() as stack:
+        proxies = {address: stack.enter_context(FaultProxy(address)) for address in gateways.addresses}
+        routes = {address: proxy.address for address, proxy in proxies.items()}
+        async with liftenvelope.connect(
+            gateways.addresses,
+            address_map=routes,
+            broker_selection=other,
+            timeout=60,
+            on_event=events.append,
+        ) as client:
+            await client.create_stream("orders", "orders")
+            async with client.consumer("billing", "orders"):
+                found = await client.fetch_metadata(groups=["billing"])
+                coordinators.append(found.groups["billing"].coordinator)
+                leaving = other(list(found.brokers.values()))
+                # Members of these gateways send a heartbeat every 1.2 s.
+                proxies[leaving.address].delay(2, "to_client")
+            proxies[leaving.address].delay(0, "to_client")
+            assert not any(isinstance(event, GroupMemberExpired) for event in events)
+            assert "billing" not in (await client.fetch_metadata(groups=["billing"])).groups
