@@ -8,6 +8,7 @@ when terminated.
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 from types import FrameType
@@ -31,6 +32,7 @@ def main() -> None:
     from liftenvelope.cli._root import root
 
     signal.signal(signal.SIGTERM, _exit)
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # not every terminal has every character
@@ -48,6 +50,13 @@ def main() -> None:
         sys.exit(130)
     except OSError as exc:  # such as a full disk behind standard output
         sys.exit(f"Error: {exc}")
+
+
+def _open_closed_streams() -> None:
+    """Drop the output of a stream that the caller closed, as by ``>&-``: Python has None in its place."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open until the end, as the original
 
 
 def _exit(number: int, _: FrameType | None) -> Never:

@@ -14,7 +14,7 @@ from liftenvelope._version import __version__
 #: to import all of them takes a second, also at each press of the Tab key.
 _ELSEWHERE: Final = {
     "account": "Show limits and use of an account (JetStream).",
-    "archive": "Write streams into tables, each message once, until SIGTERM.",
+    "archive": "Write streams into files or tables, each message once, until SIGTERM.",
     "backup": "Copy STREAM of JetStream into FOLDER as a snapshot of the server.",
     "bench": "Measure publishing and reading on your servers.",
     "consumer": "List, create, change, read and delete consumers (JetStream).",

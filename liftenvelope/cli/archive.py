@@ -51,7 +51,7 @@ def archive(
     log_format: str,
     as_json: bool,
 ) -> None:
-    """Write streams into tables, each message once, until SIGTERM.
+    """Write streams into files or tables, each message once, until SIGTERM.
 
     On SIGTERM or Ctrl-C, runs under way finish their files; a second signal ends the program at once.
     """

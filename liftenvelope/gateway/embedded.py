@@ -146,7 +146,7 @@ class EmbeddedNats:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as exc:
-            raise UsageError(f"the folder for streams can't be used: {exc}") from exc
+            raise _unusable(exc) from exc
         try:
             try:
                 await self._take(lock, deadline)
@@ -315,7 +315,11 @@ def _write(logins: Logins, url: str) -> None:
     try:
         logins.write(url)
     except OSError as exc:
-        raise UsageError(f"the folder for streams can't be used: {exc}") from exc
+        raise _unusable(exc) from exc
+
+
+def _unusable(exc: OSError) -> UsageError:
+    return about(UsageError(f"data_dir must be a folder that can be written: {exc}"), "data_dir")
 
 
 def _url_in(ports: Path) -> str:

@@ -70,9 +70,11 @@ def parse_address(text: str, *, any_port: bool = False) -> Address:
             f"address must have brackets, as in [::1]:9292, got {without_secrets(text)[:_SHOWN]!r}"
         )
     is_number = len(port) <= _PORT_DIGITS and port.isascii() and port.isdigit()
-    is_port = (is_number and 1 <= int(port) <= 65535) or (any_port and port == "0")
-    if not (colon and is_port and _is_host(host)):
+    if not (colon and is_number and _is_host(host)):
         raise UsageError(f"address must be host:port, got {without_secrets(text)[:_SHOWN]!r}")
+    least = 0 if any_port else 1
+    if not least <= int(port) <= 65535:
+        raise UsageError(f"address must have a port from {least} to 65535, got {text[:_SHOWN]!r}")
     return Address(host, int(port))
 
 

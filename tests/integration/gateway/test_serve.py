@@ -312,7 +312,7 @@ def test_files_that_can_not_be_used(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="user_credentials must be a file that can be read"):
         Serving(nats_url="nats://127.0.0.1:1", connect={"user_credentials": str(tmp_path / "none")})
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="folder for streams can't be used"):
+    with pytest.raises(UsageError, match=r"data_dir must be a folder that can be written: .*File exists"):
         asyncio.run(EmbeddedNats(tmp_path / "file").start())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -278,6 +279,15 @@ def test_an_interrupt_exits_with_130() -> None:
 def test_a_job_is_checked_before_anything_starts(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         Job(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_command_runs_with_closed_output(closed: str) -> None:
+    envelope = base64.b64encode(liftenvelope.new_message(b"tea")).decode()
+    command = f'exec "$0" -W error -m liftenvelope decode {envelope} {closed}'
+    done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("tea" in done.stdout) == (closed == "2>&-")
 
 
 def test_terminated_command_cleans_up() -> None:

@@ -113,3 +113,11 @@ def test_address(text: str, address: Address) -> None:
 def test_malformed_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="address"):
         parse_address(text)
+
+
+@pytest.mark.parametrize(
+    ("any_port", "text", "least"), [(False, "a:0", 1), (False, "a:65536", 1), (True, "a:65536", 0)]
+)
+def test_error_of_a_port_out_of_range_names_the_range(any_port: bool, text: str, least: int) -> None:
+    with pytest.raises(UsageError, match=f"address must have a port from {least} to 65535, got '{text}'"):
+        parse_address(text, any_port=any_port)
