@@ -68,6 +68,14 @@ _LINES: Final[Mapping[type, tuple[int, str]]] = {
         "group %(group)s: %(consumer_id)s was assigned %(topic)s[%(partition)d], which it does not know",
     ),
 }
+#: Lines of events without an error.
+_WITHOUT_ERROR: Final[Mapping[type, tuple[int, str]]] = {
+    MemberFenced: (
+        logging.WARNING,
+        "group %(group)s: %(consumer_id)s lost its membership and partitions, registering again: "
+        "its session has ended",
+    ),
+}
 
 
 def logged(handler: GroupEventHandler) -> GroupEventHandler:
@@ -79,7 +87,7 @@ def logged(handler: GroupEventHandler) -> GroupEventHandler:
 
     def handle(event: GroupEvent) -> None:
         if handler is not warn or not isinstance(event, _WARNED):
-            log_event(log, _LINES, event)
+            log_event(log, _LINES if getattr(event, "error", event) else _WITHOUT_ERROR, event)
         try:
             handler(event)
         except Exception as exc:  # noqa: BLE001 - of the user's function
