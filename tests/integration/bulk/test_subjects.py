@@ -210,8 +210,8 @@ def test_holes_of_a_bucket_are_looked_at_once(server: NatsServer) -> None:
     threads, asked = BulkThreads(), list[JetStreamRequests]()
     ask, count_matching = JetStreamRequests.oldest_and_age, ConsumerRead._count_matching
 
-    def rewrite_first(read: ConsumerRead, left: int, end: int) -> None:
-        count_matching(read, left, end)
+    def rewrite_first(read: ConsumerRead, left: int) -> None:
+        count_matching(read, left)
         publish(server.url, [(subject, b"", None) for subject in rewritten])
 
     def note(source: JetStreamRequests) -> tuple[int, float]:
