@@ -35,7 +35,7 @@ from liftenvelope.group import (
     JetStreamTopic,
     TopicSpec,
 )
-from liftenvelope.group._member import Assigned, GiveBack, GroupMember
+from liftenvelope.group._member.member import Assigned, GiveBack, GroupMember
 from liftenvelope.group._serving import SERVICE
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.jetstream import JetStream, StorageType, StreamConfig

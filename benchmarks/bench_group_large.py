@@ -23,7 +23,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from benchmarks.report import Bound, Report
 from benchmarks.rounds import Comparison, Peer
 from liftenvelope.group import Coordinator, Phase
-from liftenvelope.group._host import GroupHost
+from liftenvelope.group._controller.host import GroupHost
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.directory import Definition
 from liftenvelope.group.membership import Commit, Group, Registration

@@ -1,8 +1,8 @@
 """Resolves types in signatures and roles in docstrings to the public name that the reference documents.
 
-``liftenvelope.client.Subscription`` is defined in ``liftenvelope.client._subscription``, and signatures name
-the place of the definition. A type that is not documented here, such as one of another package, stays plain
-text. A role in a docstring must lead somewhere, or the build fails.
+``liftenvelope.client.Subscription`` is defined in ``liftenvelope.client._reading.subscription``. Signatures
+name the place of the definition. A type that is not documented here, such as one of another package, stays
+plain text. A role in a docstring must lead somewhere, or the build fails.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ same client for code without an event loop.
 
 # Imported first: without protobuf, its error says which extra to install.
 from liftenvelope import _pb as _pb
-from liftenvelope.client._checkpointer import Checkpointer
-from liftenvelope.client._consumer import Consumer
+from liftenvelope.client._consuming.checkpointer import Checkpointer
+from liftenvelope.client._consuming.consumer import Consumer
 from liftenvelope.client._events import (
     CheckpointFailed,
     ClientEvent,
@@ -25,9 +25,9 @@ from liftenvelope.client._events import (
     SubscriptionResumed,
 )
 from liftenvelope.client._health import HealthStatus
-from liftenvelope.client._merged import MergedSubscription
+from liftenvelope.client._reading.merged import MergedSubscription
+from liftenvelope.client._reading.subscription import Subscription
 from liftenvelope.client._streams import MAX_REPLICATION
-from liftenvelope.client._subscription import Subscription
 from liftenvelope.client.activity import (
     Activity,
     ActivityEvent,

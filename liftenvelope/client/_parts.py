@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from liftenvelope.client._cursors import Cursors
+from liftenvelope.client._reading.subscribing import Subscriptions
 from liftenvelope.client._streams import Streams
-from liftenvelope.client._subscribing import Subscriptions
 from liftenvelope.client.core import ClientContext
 
 __all__ = ["ClientParts"]

@@ -15,10 +15,10 @@ from liftenvelope._checks import (
 )
 from liftenvelope._deadlines import Deadline, ack_timeout
 from liftenvelope._pb import api_pb2
-from liftenvelope.client._in_flight import Entry, Outcome
-from liftenvelope.client._publish_message import SingleMessage
-from liftenvelope.client._publish_stream import PublishStreams
-from liftenvelope.client._unary_publish import UnaryPublish, UnaryPublisher
+from liftenvelope.client._sending.in_flight import Entry, Outcome
+from liftenvelope.client._sending.publish_message import SingleMessage
+from liftenvelope.client._sending.publish_stream import PublishStreams
+from liftenvelope.client._sending.unary_publish import UnaryPublish, UnaryPublisher
 from liftenvelope.client.core import ClientContext
 from liftenvelope.client.publish_checks import (
     check_ack_inbox,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from liftenvelope.client._subscription import Subscription
+    from liftenvelope.client._reading.subscription import Subscription
     from liftenvelope.envelope import Message
 
 __all__ = [

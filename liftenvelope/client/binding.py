@@ -22,7 +22,7 @@ from liftenvelope.client._portal import Portal
 from liftenvelope.errors import TransportError
 
 if TYPE_CHECKING:
-    from liftenvelope.client._message_reader import MessageReader
+    from liftenvelope.client._reading.message_reader import MessageReader
     from liftenvelope.client.client import Client
     from liftenvelope.client.options import Options
     from liftenvelope.envelope import Message

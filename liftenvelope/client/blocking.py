@@ -10,10 +10,10 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from liftenvelope.client._checkpointer import Checkpointer
-from liftenvelope.client._consumer import Consumer
-from liftenvelope.client._merged import MergedSubscription
-from liftenvelope.client._subscription import Subscription
+from liftenvelope.client._consuming.checkpointer import Checkpointer
+from liftenvelope.client._consuming.consumer import Consumer
+from liftenvelope.client._reading.merged import MergedSubscription
+from liftenvelope.client._reading.subscription import Subscription
 from liftenvelope.client.activity import ActivityStream
 from liftenvelope.client.binding import (
     Blocking,

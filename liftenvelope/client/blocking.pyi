@@ -9,8 +9,8 @@ from typing import Literal, Self, overload
 import pyarrow as pa
 from typing_extensions import Buffer
 
-from liftenvelope.client._checkpointer import _T
-from liftenvelope.client._consumer_options import PartitionsCallback
+from liftenvelope.client._consuming.checkpointer import _T
+from liftenvelope.client._consuming.options import PartitionsCallback
 from liftenvelope.client._events import EventHandler
 from liftenvelope.client._health import HealthStatus
 from liftenvelope.client.activity import Activity, ActivityEvent

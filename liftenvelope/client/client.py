@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
-from liftenvelope.client._checkpointer import Checkpointer
-from liftenvelope.client._consumer import Consumer
-from liftenvelope.client._consumer_options import ConsumerOptions, check_streams
+from liftenvelope.client._consuming.checkpointer import Checkpointer
+from liftenvelope.client._consuming.consumer import Consumer
+from liftenvelope.client._consuming.options import ConsumerOptions, check_streams
 from liftenvelope.client._cursors import Cursors
 from liftenvelope.client._forwarding import forward
 from liftenvelope.client._health import HealthChecks
 from liftenvelope.client._parts import ClientParts
 from liftenvelope.client._publishing import Publisher
+from liftenvelope.client._reading.subscribing import Subscriptions
 from liftenvelope.client._streams import Streams
-from liftenvelope.client._subscribing import Subscriptions
 from liftenvelope.client.activity import ACTIVITY_STREAM, Activity, ActivityStream
 from liftenvelope.client.core import ClientContext
 from liftenvelope.client.options import BrokerSelection, Options
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     import ssl
     from types import TracebackType
 
-    from liftenvelope.client._consumer_options import PartitionsCallback
+    from liftenvelope.client._consuming.options import PartitionsCallback
     from liftenvelope.client._events import EventHandler
-    from liftenvelope.client._merged import MergedSubscription
-    from liftenvelope.client._subscription import Subscription
+    from liftenvelope.client._reading.merged import MergedSubscription
+    from liftenvelope.client._reading.subscription import Subscription
     from liftenvelope.client.positions import Start, Stop
 
 __all__ = ["Client", "connect"]

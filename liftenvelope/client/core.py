@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from liftenvelope._checks import MAX_INT32, as_count, as_full_text, as_seconds
 from liftenvelope._deadlines import Deadline
-from liftenvelope.client._cluster import Cluster
+from liftenvelope.client._brokers.cluster import Cluster
 from liftenvelope.client.failures import decode
 from liftenvelope.client.options import Options
 from liftenvelope.errors import ConnectionClosedError
@@ -15,7 +15,7 @@ from liftenvelope.errors import ConnectionClosedError
 if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtobufMessage
 
-    from liftenvelope.client._cluster import Route
+    from liftenvelope.client._brokers.cluster import Route
     from liftenvelope.client.retries import Retry
 
 __all__ = ["ClientContext", "Closeable", "check_partition", "check_stream"]

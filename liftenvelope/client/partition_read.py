@@ -1,7 +1,7 @@
 """State of one read of one partition: builds requests, filters messages, detects the end.
 
-Sans-io: :mod:`liftenvelope.client._subscription` makes the calls. ``ended`` classifies the end of each call.
-Several ends share a status code and differ only in the text of the status.
+Sans-io: :mod:`liftenvelope.client._reading.subscription` makes the calls. ``ended`` classifies the end of
+each call. Several ends share a status code and differ only in the text of the status.
 
 A read spans several calls if calls are lost. The invariant is ``next_offset``: every message below it was
 handed on or is not wanted, and no message from there on was handed on. A new call starts there, so messages

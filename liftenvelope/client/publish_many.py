@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 from liftenvelope._checks import as_bytes, as_choice, as_count, as_flag
 from liftenvelope._deadlines import Deadline
-from liftenvelope.client._in_flight import Entry, Outcome
-from liftenvelope.client._lane import Lane
-from liftenvelope.client._publish_stream import MAX_WAITING_BYTES, PublishStreams
+from liftenvelope.client._sending.in_flight import Entry, Outcome
+from liftenvelope.client._sending.lane import Lane
+from liftenvelope.client._sending.publish_stream import MAX_WAITING_BYTES, PublishStreams
 from liftenvelope.client.core import check_partition
 from liftenvelope.client.failures import no_such_partition
 from liftenvelope.client.publish_checks import MAX_REQUEST, check_headers, check_size

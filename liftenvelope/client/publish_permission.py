@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
+from liftenvelope.client._brokers.shared_requests import SharedRequests
 from liftenvelope.client._recent import note
-from liftenvelope.client._shared_requests import SharedRequests
 from liftenvelope.client.retries import READ, Fate, fate_of
 from liftenvelope.errors import NoSuchPartitionError, NoSuchStreamError
 from liftenvelope.rpc.status import RpcError
@@ -25,7 +25,7 @@ from liftenvelope.rpc.status import RpcError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from liftenvelope.client._cluster import Cluster
+    from liftenvelope.client._brokers.cluster import Cluster
 
 __all__ = ["PublishPermissions", "permission_request"]
 

@@ -10,8 +10,8 @@ necessary:
 - If retention has removed all messages of a partition, the partition has a newest offset and no message. A
   read up to that offset would wait for the next message that is published.
 
-A lookup is a generator that yields steps. A shell (:mod:`liftenvelope.client._async_start_lookup`, or the
-blocking one in ``bulk``) carries out each step and sends back the answer, or throws the RpcError or
+A lookup is a generator that yields steps. A shell (:mod:`liftenvelope.client._reading.async_start_lookup`, or
+the blocking one in ``bulk``) carries out each step and sends back the answer, or throws the RpcError or
 TransportError of the step into the generator. Other errors end the lookup. The shell closes the open
 subscription before every Subscribe and Pause, and at the end of the lookup.
 """

@@ -6,10 +6,10 @@ connection. They need JetStream, and ``pip install 'liftenvelope[client]'`` for 
 """
 
 from liftenvelope.group._client import GroupClient, GroupInfo, GroupList, MemberInfo
-from liftenvelope.group._consumer import GroupConsumer
-from liftenvelope.group._consumer_options import PartitionsCallback
 from liftenvelope.group._liftbridge import LiftbridgeTopic
-from liftenvelope.group._reader import GroupMessage
+from liftenvelope.group._member.consumer import GroupConsumer
+from liftenvelope.group._member.options import PartitionsCallback
+from liftenvelope.group._member.reader import GroupMessage
 from liftenvelope.group._sources import (
     DatedSource,
     ListFeed,

@@ -17,7 +17,7 @@ from nats.nuid import NUID
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope._version import __version__
 from liftenvelope.errors import GroupError
-from liftenvelope.group._concurrency import at_once
+from liftenvelope.group._controller.concurrency import at_once
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.bounds import Bounds, clamped
 from liftenvelope.group.directory import Definition, Directory

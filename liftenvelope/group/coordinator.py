@@ -12,12 +12,12 @@ import nats.errors
 
 from liftenvelope._checks import as_inboxes, as_seconds
 from liftenvelope.errors import GroupError, UsageError, UsageTypeError
+from liftenvelope.group._controller.keeping import LeaseKeeper
+from liftenvelope.group._controller.leases import Peer
+from liftenvelope.group._controller.store import GroupStore
 from liftenvelope.group._event_log import log, logged
-from liftenvelope.group._keeping import LeaseKeeper
-from liftenvelope.group._leases import Peer
 from liftenvelope.group._serving import GroupService
 from liftenvelope.group._sources import TopicSource
-from liftenvelope.group._store import GroupStore
 from liftenvelope.group._topics import source_bounds
 from liftenvelope.group.assignors import ASSIGNORS, Assignor
 from liftenvelope.group.bounds import Bounds, jetstream_bounds

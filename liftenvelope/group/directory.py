@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from liftenvelope.errors import GroupError, WrongLastSequenceError
-from liftenvelope.group._concurrency import at_once
+from liftenvelope.group._controller.concurrency import at_once
+from liftenvelope.group._controller.host import GroupHost
+from liftenvelope.group._controller.keeping import LeaseKeeper
+from liftenvelope.group._controller.offsets import OffsetKeys
+from liftenvelope.group._controller.store import GroupStore
 from liftenvelope.group._event_log import log
-from liftenvelope.group._host import GroupHost
-from liftenvelope.group._keeping import LeaseKeeper
-from liftenvelope.group._offsets import OffsetKeys
-from liftenvelope.group._store import GroupStore
 from liftenvelope.group.assignors import Assignor
 from liftenvelope.group.errors import (
     CoordinatorDefectError,

@@ -15,7 +15,7 @@ back: while the group is PREPARING, heartbeats of members that are not ready do 
 
 **Fencing.** Every call of a removed member, or with an old generation, raises a :class:`MemberFencedError`.
 Invariant: a partition gets a new owner only after the old one has given it back, or was silent for so long
-that it knows its loss by itself: see :class:`~liftenvelope.group._session.MemberSession`.
+that it knows its loss by itself: see :class:`~liftenvelope.group._member.session.MemberSession`.
 
 **Storing.** After each call the caller stores :attr:`Group.state` if :attr:`Group.changed`, and deletes it if
 :attr:`Group.gone`. If only :attr:`Group.commits` changed, storing these is enough. Nothing may be answered

@@ -41,10 +41,10 @@ from liftenvelope.jetstream._events import (
     UnknownStatus,
     Unpinned,
 )
-from liftenvelope.jetstream._fetching import Batch
-from liftenvelope.jetstream._ordered import OrderedConsumer
+from liftenvelope.jetstream._ordered.consumer import OrderedConsumer
 from liftenvelope.jetstream._publishing import PublishFuture
-from liftenvelope.jetstream._pull_options import ConsumeOptions, GroupOptions, OnReconnect
+from liftenvelope.jetstream._pulling.fetching import Batch
+from liftenvelope.jetstream._pulling.options import ConsumeOptions, GroupOptions, OnReconnect
 from liftenvelope.jetstream._stored import StoredMessage
 from liftenvelope.jetstream._stream import Stream
 from liftenvelope.jetstream.api import Api

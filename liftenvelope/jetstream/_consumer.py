@@ -10,11 +10,11 @@ from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream._consumer_config import AckPolicy, ConsumerConfig, PriorityPolicy, shortest_wait
 from liftenvelope.jetstream._events import PullEvent
-from liftenvelope.jetstream._feed import Hooks, PullFeed
-from liftenvelope.jetstream._fetching import Batch, FetchInboxes, first_of
 from liftenvelope.jetstream._leaders import step_down
 from liftenvelope.jetstream._prefetching import Prefetchers
-from liftenvelope.jetstream._pull_options import (
+from liftenvelope.jetstream._pulling.feed import Hooks, PullFeed
+from liftenvelope.jetstream._pulling.fetching import Batch, FetchInboxes, first_of
+from liftenvelope.jetstream._pulling.options import (
     ConsumeOptions,
     GroupOptions,
     PullPlan,

@@ -13,7 +13,7 @@ from liftenvelope.jetstream import listing
 from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream._consumer_config import ConsumerConfig, DeliverPolicy, ReplayPolicy
 from liftenvelope.jetstream._leaders import step_down
-from liftenvelope.jetstream._ordered import OrderedConsumer
+from liftenvelope.jetstream._ordered.consumer import OrderedConsumer
 from liftenvelope.jetstream._records import check_moment, moment_text
 from liftenvelope.jetstream._stored import StoredMessage, direct_message, direct_messages, stored_message
 from liftenvelope.jetstream.api import Api, natural, read_as

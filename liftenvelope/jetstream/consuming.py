@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 
 from liftenvelope._checks import as_seconds
 from liftenvelope.errors import TransportError, UsageError
-from liftenvelope.jetstream._endings import DRAIN
+from liftenvelope.jetstream._pulling.endings import DRAIN
 from liftenvelope.jetstream.message import Message
 
 __all__ = ["Consumption", "Handler", "MessageFeed", "Messages", "stop_feed"]

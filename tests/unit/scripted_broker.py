@@ -20,7 +20,7 @@ from google.protobuf.message import Message as ProtobufMessage
 
 import liftenvelope
 from liftenvelope._pb import api_pb2
-from liftenvelope.client._message_reader import MessageReader
+from liftenvelope.client._reading.message_reader import MessageReader
 from liftenvelope.client.client import Client
 from liftenvelope.rpc._http2 import ErrorCodes
 from liftenvelope.rpc.server import Server, ServerCall

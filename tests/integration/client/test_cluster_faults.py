@@ -10,8 +10,8 @@ import pytest
 import liftenvelope
 from liftenvelope.client import Client
 from liftenvelope.client._events import ClientEvent, StoppedAtHighWatermark, SubscriptionResumed
+from liftenvelope.client._reading.subscription import Subscription
 from liftenvelope.client._streams import MAX_REPLICATION
-from liftenvelope.client._subscription import Subscription
 from liftenvelope.client.metadata import BrokerInfo
 from liftenvelope.envelope import AckPolicy, Message
 from liftenvelope.errors import (

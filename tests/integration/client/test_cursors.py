@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import liftenvelope
-from liftenvelope.client._checkpointer import Checkpointer
+from liftenvelope.client._consuming.checkpointer import Checkpointer
 from liftenvelope.client._cursors import CURSORS_STREAM, cursor_partition
 from liftenvelope.client._events import CheckpointFailed, ClientEvent, LiftEnvelopeWarning
 from liftenvelope.client.cursor_names import cursor_key

@@ -18,7 +18,7 @@ from liftenvelope.client._events import (
     SubscriptionLost,
     SubscriptionResumed,
 )
-from liftenvelope.client._message_reader import MessageReader
+from liftenvelope.client._reading.message_reader import MessageReader
 from liftenvelope.envelope import Message
 from liftenvelope.errors import (
     AckTimeoutError,

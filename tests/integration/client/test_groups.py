@@ -23,7 +23,7 @@ import pytest
 
 import liftenvelope
 from liftenvelope._pb import api_pb2
-from liftenvelope.client._consumer import Consumer
+from liftenvelope.client._consuming.consumer import Consumer
 from liftenvelope.client._events import (
     ClientEvent,
     CursorAheadOfStream,

@@ -11,7 +11,7 @@ import pytest
 import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.client import Client
-from liftenvelope.client._async_start_lookup import AsyncStartLookup
+from liftenvelope.client._reading.async_start_lookup import AsyncStartLookup
 from liftenvelope.client.start_lookup import StartLookup
 from liftenvelope.envelope import Ack
 from liftenvelope.testing import LiftbridgeCluster, run_liftbridge

@@ -11,7 +11,7 @@ import pytest
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.gateway import Gateway
-from liftenvelope.group._store import GroupStore
+from liftenvelope.group._controller.store import GroupStore
 from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import NatsServer

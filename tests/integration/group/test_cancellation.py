@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from liftenvelope.group import GroupConsumer, StaleGenerationError, TopicPartition, UnknownMemberError
-from liftenvelope.group._host import GroupHost
+from liftenvelope.group._controller.host import GroupHost
 
 from .play import LONG, PATIENCE, Play, eventually, watching
 

@@ -40,7 +40,7 @@ from liftenvelope.group import (
     UnknownGroupError,
     UnknownMemberError,
 )
-from liftenvelope.group._rows import SCHEMA
+from liftenvelope.group._member.rows import SCHEMA
 from liftenvelope.group._topics import JetStreamTopicSource
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.clock import time_since_boot

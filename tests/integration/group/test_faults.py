@@ -12,7 +12,7 @@ from nats.aio.client import Client
 
 from liftenvelope.errors import WrongLastSequenceError
 from liftenvelope.group import TopicPartition
-from liftenvelope.group._store import GroupStore
+from liftenvelope.group._controller.store import GroupStore
 from liftenvelope.jetstream import JetStream
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from liftenvelope.testing._ports import free_port

@@ -9,7 +9,7 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope.group import Phase, TopicSpec
-from liftenvelope.group._host import GroupHost
+from liftenvelope.group._controller.host import GroupHost
 from liftenvelope.group.directory import Definition
 from liftenvelope.group.membership import Beat, Group, Registration
 
@@ -35,7 +35,7 @@ def join(group: Group, now: float) -> None:
 async def test_heartbeats_are_answered_while_partitions_are_assigned(
     nc: Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liftenvelope.group._host._LONGEST_TURN", 0.0)
+    monkeypatch.setattr("liftenvelope.group._controller.host._LONGEST_TURN", 0.0)
     beats: list[Beat] = []
 
     async def beat(host: GroupHost) -> None:

@@ -17,9 +17,9 @@ from liftenvelope.group import (
     StaleGenerationError,
     TopicPartition,
 )
-from liftenvelope.group._host import GroupHost
-from liftenvelope.group._offsets import OffsetKeys
-from liftenvelope.group._store import GroupStore
+from liftenvelope.group._controller.host import GroupHost
+from liftenvelope.group._controller.offsets import OffsetKeys
+from liftenvelope.group._controller.store import GroupStore
 from liftenvelope.group.directory import Definition
 from liftenvelope.group.membership import Commit, Registration
 from liftenvelope.group.state import Place, TopicSpec
@@ -289,7 +289,7 @@ async def test_server_that_checks_no_guards_gets_offsets_in_the_record(
     running: Coordinator, store: GroupStore, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fake of a server before 2.11: the coordinator is told that its server has no API level."""
-    monkeypatch.setattr("liftenvelope.group._store._API_LEVEL", "unknown before 2.11")
+    monkeypatch.setattr("liftenvelope.group._controller.store._API_LEVEL", "unknown before 2.11")
     host = await joined(running, name)
     await commit(host, 0, 0)
     await commit(host, 7, 8)

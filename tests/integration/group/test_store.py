@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from liftenvelope.errors import WrongLastSequenceError
-from liftenvelope.group._store import GroupStore
+from liftenvelope.group._controller.store import GroupStore
 from liftenvelope.group.errors import GroupLimitError, GroupUnavailableError
 from liftenvelope.jetstream import JetStream
 from liftenvelope.jetstream.bucket import BucketEntry

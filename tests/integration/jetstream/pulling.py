@@ -12,7 +12,7 @@ from nats.aio.client import Client
 from liftenvelope.errors import CallTimeoutError, NoJetStreamError, TransportError
 from liftenvelope.jetstream import JetStream, Stream
 from liftenvelope.jetstream._consumer import Consumer
-from liftenvelope.jetstream._feed import PullFeed
+from liftenvelope.jetstream._pulling.feed import PullFeed
 from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.consuming import Messages
 from liftenvelope.jetstream.infos import ConsumerInfo

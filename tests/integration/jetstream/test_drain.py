@@ -15,8 +15,9 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope.errors import UsageError
-from liftenvelope.jetstream import Consumer, _endings
-from liftenvelope.jetstream._endings import STALLED
+from liftenvelope.jetstream import Consumer
+from liftenvelope.jetstream._pulling import endings
+from liftenvelope.jetstream._pulling.endings import STALLED
 from liftenvelope.jetstream.consuming import Messages
 from liftenvelope.jetstream.infos import ConsumerInfo
 from liftenvelope.jetstream.message import Message
@@ -34,7 +35,7 @@ LONG, PATIENCE = 120, 60
 @pytest.fixture
 def messages_keep_coming(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep a server that gets no processor time for a moment from looking like an idle consumer."""
-    monkeypatch.setattr(_endings, "QUIET", 10.0)
+    monkeypatch.setattr(endings, "QUIET", 10.0)
 
 
 @asynccontextmanager

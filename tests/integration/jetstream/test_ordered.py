@@ -23,9 +23,9 @@ from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream._consumer_config import DeliverPolicy
 from liftenvelope.jetstream._events import Disconnected, OrderedReset, PullEvent, Reconnected
-from liftenvelope.jetstream._ordered import OrderedConsumer
-from liftenvelope.jetstream._ordered_feed import OrderedFeed
-from liftenvelope.jetstream._ordered_places import OrderedPlaces
+from liftenvelope.jetstream._ordered.consumer import OrderedConsumer
+from liftenvelope.jetstream._ordered.feed import OrderedFeed
+from liftenvelope.jetstream._ordered.places import OrderedPlaces
 from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.message import Message, Recorder
 from liftenvelope.testing import run_nats_server

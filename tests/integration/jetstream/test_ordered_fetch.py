@@ -21,8 +21,8 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream import Batch, DeliverPolicy, OrderedConsumer, Stream
 from liftenvelope.jetstream._consumer import Consumer
-from liftenvelope.jetstream._ordered_fetch import _OrderedReader
-from liftenvelope.jetstream._ordered_places import OrderedPlaces
+from liftenvelope.jetstream._ordered.fetch import _OrderedReader
+from liftenvelope.jetstream._ordered.places import OrderedPlaces
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from tests.integration.conftest import connect, until
 

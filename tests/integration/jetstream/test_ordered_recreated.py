@@ -16,8 +16,9 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope.errors import CallTimeoutError, TransportError
-from liftenvelope.jetstream import DeliverPolicy, JetStream, Stream, StreamReplacedError, _ordered_places
+from liftenvelope.jetstream import DeliverPolicy, JetStream, Stream, StreamReplacedError
 from liftenvelope.jetstream._consumer_requests import put_consumer
+from liftenvelope.jetstream._ordered import places as places_module
 from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.infos import ConsumerInfo
 from liftenvelope.nats import accelerate
@@ -30,7 +31,7 @@ from .pulling import Bench, numbered, publish_patiently
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for the age of a stream on a busy machine too."""
-    monkeypatch.setattr(_ordered_places, "_LOOK", 60.0)
+    monkeypatch.setattr(places_module, "_LOOK", 60.0)
 
 
 @dataclass
@@ -152,7 +153,7 @@ async def test_clocks_of_two_servers_do_not_matter(
         assert info.created is not None
         return replace(info, created=info.created + timedelta(hours=hours))
 
-    monkeypatch.setattr(_ordered_places, "put_consumer", put_elsewhere)
+    monkeypatch.setattr(places_module, "put_consumer", put_elsewhere)
     async with asyncio.timeout(60), reading.stream.ordered_consumer().messages() as iteration:
         assert [(await anext(iteration)).data for _ in range(3)] == numbered(3)
         await deleted_consumers(reading.stream)

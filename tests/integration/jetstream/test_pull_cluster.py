@@ -13,7 +13,7 @@ from liftenvelope.errors import CallTimeoutError, JetStreamError
 from liftenvelope.jetstream import JetStream
 from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream._events import LeadershipChanged, MissedHeartbeats, OrderedReset, PullEvent
-from liftenvelope.jetstream._ordered import OrderedConsumer
+from liftenvelope.jetstream._ordered.consumer import OrderedConsumer
 from liftenvelope.jetstream.message import Message
 from liftenvelope.testing import NatsServer
 from tests.integration.conftest import connect, until

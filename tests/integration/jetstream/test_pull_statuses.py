@@ -10,7 +10,6 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope.errors import NoJetStreamError
-from liftenvelope.jetstream import _feed, _fetching
 from liftenvelope.jetstream._events import (
     LeadershipChanged,
     LimitExceeded,
@@ -18,6 +17,8 @@ from liftenvelope.jetstream._events import (
     NoResponders,
     PullEvent,
 )
+from liftenvelope.jetstream._pulling import feed as feed_module
+from liftenvelope.jetstream._pulling import fetching as fetching_module
 from liftenvelope.jetstream.infos import ConsumerInfo
 from liftenvelope.nats.link import Link
 from liftenvelope.testing import FaultProxy, NatsServer
@@ -100,14 +101,14 @@ async def test_reconnect_before_a_retry_is_due_sends_one_pull(
     jetstream_server: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second pull would take messages that nobody reads, or after the fetch has ended."""
-    monkeypatch.setattr(_fetching, "_PAUSE", 2.0)
-    arrived, take_status = asyncio.Event(), _fetching._Fetch.take_status
+    monkeypatch.setattr(fetching_module, "_PAUSE", 2.0)
+    arrived, take_status = asyncio.Event(), fetching_module._Fetch.take_status
 
     def noted(fetch: Any, number: int, headers: Any) -> None:
         take_status(fetch, number, headers)
         arrived.set()
 
-    monkeypatch.setattr(_fetching._Fetch, "take_status", noted)
+    monkeypatch.setattr(fetching_module._Fetch, "take_status", noted)
     watcher = await connect(jetstream_server.url)
     with FaultProxy(jetstream_server.address) as proxy:
         nc = await connect(f"nats://{proxy.address}")
@@ -214,13 +215,13 @@ async def test_a_slow_handler_is_no_silence(bench: Bench, monkeypatch: pytest.Mo
     heard = [loop.time()]
     silences: list[float] = []
     events: list[PullEvent] = []
-    take_status = _feed.PullFeed._take_status
+    take_status = feed_module.PullFeed._take_status
 
     def noted(feed: Any, number: int, headers: Any) -> None:
         heard.append(loop.time())
         take_status(feed, number, headers)
 
-    monkeypatch.setattr(_feed.PullFeed, "_take_status", noted)
+    monkeypatch.setattr(feed_module.PullFeed, "_take_status", noted)
 
     def on_event(event: PullEvent) -> None:
         events.append(event)

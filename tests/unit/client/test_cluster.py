@@ -10,8 +10,8 @@ import pytest
 
 import liftenvelope
 from liftenvelope._deadlines import Deadline
-from liftenvelope.client import _cluster as cluster_module
-from liftenvelope.client import _connections as connections_module
+from liftenvelope.client._brokers import cluster as cluster_module
+from liftenvelope.client._brokers import connections as connections_module
 from liftenvelope.client._events import MetadataRefreshed
 from liftenvelope.client.client import Client
 from liftenvelope.client.metadata import BrokerInfo

@@ -12,8 +12,8 @@ import pytest
 
 from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
-from liftenvelope.client import _connections as connections_module
-from liftenvelope.client._connections import Connections
+from liftenvelope.client._brokers import connections as connections_module
+from liftenvelope.client._brokers.connections import Connections
 from liftenvelope.client.options import Options
 from liftenvelope.errors import TransportError
 from liftenvelope.rpc.status import CallNotProcessedError

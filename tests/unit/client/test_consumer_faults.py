@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from liftenvelope._pb import api_pb2
-from liftenvelope.client import _cluster as cluster_module
-from liftenvelope.client import _consumer_member
+from liftenvelope.client._brokers import cluster as cluster_module
+from liftenvelope.client._consuming import member as member_module
 from liftenvelope.client._events import ClientEvent, CursorAheadOfStream
 from liftenvelope.client.retries import RETRIES
 from liftenvelope.consumers.shell import TURN
@@ -98,7 +98,7 @@ async def test_flush_ends_at_its_timeout_while_an_earlier_write_hangs() -> None:
 async def test_commit_ends_at_its_timeout_while_the_coordinator_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_consumer_member, "_LONGEST_ATTEMPT", 600.0)
+    monkeypatch.setattr(member_module, "_LONGEST_ATTEMPT", 600.0)
     async with cluster() as broker, client_of([broker], timeout=600.0, on_event=lambda _: None) as client:
         group = Group(broker, timeout=900)
         async with (

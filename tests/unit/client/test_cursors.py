@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import liftenvelope
-from liftenvelope.client._checkpoints import Checkpoints
+from liftenvelope.client._consuming.checkpoints import Checkpoints
 from liftenvelope.client._cursors import cursor_partition
 from liftenvelope.client.cursor_names import cursor_key
 from liftenvelope.errors import UsageError, UsageTypeError

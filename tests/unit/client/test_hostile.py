@@ -16,7 +16,7 @@ from liftenvelope import bulk
 from liftenvelope._pb import api_pb2
 from liftenvelope.bulk import Access
 from liftenvelope.bulk.listing import open_lister
-from liftenvelope.client import _subscription as subscription_module
+from liftenvelope.client._reading import subscription as subscription_module
 from liftenvelope.client.client import Client
 from liftenvelope.errors import (
     CallTimeoutError,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import liftenvelope
-from liftenvelope.client._consumer_member import ConsumerMember
-from liftenvelope.client._membership import Action, Change, Do, Membership
+from liftenvelope.client._consuming.member import ConsumerMember
+from liftenvelope.client._consuming.membership import Action, Change, Do, Membership
 from liftenvelope.client.failures import call_error
 from liftenvelope.client.partition_read import GroupIdentity
 from liftenvelope.errors import AlreadyMemberError, FencedError, GroupError, NotMemberError, UsageError

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftenvelope._pb import api_pb2
-from liftenvelope.client._ahead import start_after
+from liftenvelope.client._reading.ahead import start_after
 from liftenvelope.client.metadata import PartitionInfo
 from liftenvelope.client.partition_read import GroupIdentity, PartitionRead, Verdict, read_messages
 from liftenvelope.client.positions import At, Cursor, StartAt, StopAt

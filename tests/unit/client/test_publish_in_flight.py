@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from liftenvelope.client._in_flight import (
+from liftenvelope.client._sending.in_flight import (
     AGAIN,
     DONE,
     SENT,

@@ -14,8 +14,8 @@ import pytest
 
 from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
-from liftenvelope.client._in_flight import Entry, InFlight, Outcome, Sink
-from liftenvelope.client._leader_check import is_served
+from liftenvelope.client._sending.in_flight import Entry, InFlight, Outcome, Sink
+from liftenvelope.client._sending.leader_check import is_served
 from liftenvelope.client.publish_permission import PublishPermissions
 from liftenvelope.errors import CallTimeoutError, PermissionDeniedError, TransportError
 from liftenvelope.rpc.status import RpcError, StatusCode

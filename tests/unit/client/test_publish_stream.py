@@ -8,7 +8,7 @@ import pytest
 
 from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
-from liftenvelope.client._leader_check import until_served
+from liftenvelope.client._sending.leader_check import until_served
 from liftenvelope.envelope import Ack
 from liftenvelope.rpc.server import ServerCall
 from tests.unit.scripted_broker import client_of, scripted

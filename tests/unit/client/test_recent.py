@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from liftenvelope._pb import api_pb2
-from liftenvelope.client import _publish_stream
 from liftenvelope.client._recent import MOST_NAMES, note
+from liftenvelope.client._sending import publish_stream
 from liftenvelope.envelope import Ack
 from liftenvelope.rpc.server import ServerCall
 from tests.unit.scripted_broker import client_of, scripted
@@ -32,7 +32,7 @@ def test_key_that_is_noted_again_outlives_others() -> None:
 
 
 async def test_partitions_of_streams_used_once_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_publish_stream, "MOST_NAMES", 10)
+    monkeypatch.setattr(publish_stream, "MOST_NAMES", 10)
 
     async def publish_async(call: ServerCall) -> None:
         async for data in call:

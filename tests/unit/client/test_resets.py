@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from liftenvelope import bulk
-from liftenvelope.client._in_flight import Ending, ending_of
+from liftenvelope.client._sending.in_flight import Ending, ending_of
 from liftenvelope.client.client import Client
 from liftenvelope.errors import AckTimeoutError, CallTimeoutError, TransportError
 from liftenvelope.rpc.aio import Channel

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftenvelope._pb import api_pb2
-from liftenvelope.client._reverse_read import ReverseRead, check_reverse
+from liftenvelope.client._reading.reverse_read import ReverseRead, check_reverse
 from liftenvelope.client.metadata import PartitionInfo
 from liftenvelope.client.partition_read import Verdict, read_messages
 from liftenvelope.client.positions import At, StartAt, StopAt

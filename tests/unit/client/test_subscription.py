@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from liftenvelope._pb import api_pb2
-from liftenvelope.client import _ahead
-from liftenvelope.client import _cluster as cluster_module
-from liftenvelope.client import _read_start as read_start_module
+from liftenvelope.client._brokers import cluster as cluster_module
 from liftenvelope.client._events import (
     CursorAheadOfStream,
     StoppedAtHighWatermark,
     SubscriptionLost,
     SubscriptionResumed,
 )
+from liftenvelope.client._reading import ahead
+from liftenvelope.client._reading import read_start as read_start_module
 from liftenvelope.client.metadata import BrokerInfo
 from liftenvelope.client.partition_read import GroupIdentity
 from liftenvelope.client.positions import Cursor, Timestamp
@@ -172,8 +172,8 @@ class TestCursors:
     async def test_short_timeout_leaves_time_to_fall_back_to_the_default(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(_ahead, "_CERTAIN", 3_600.0)
-        monkeypatch.setattr(_ahead, "_SPARE", 9.0)
+        monkeypatch.setattr(ahead, "_CERTAIN", 3_600.0)
+        monkeypatch.setattr(ahead, "_SPARE", 9.0)
         async with scripted() as (broker,):
             broker.log(*range(6))
             broker.streams["__cursors"] = ["b0"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from liftenvelope.client import _subscribe_call
+from liftenvelope.client._reading import subscribe_call
 from liftenvelope.errors import (
     CallTimeoutError,
     StreamDeletedError,
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("loop_errors")
 
 class TestHandshake:
     async def test_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(_subscribe_call, "_HANDSHAKE_TIMEOUT", 0.05)
+        monkeypatch.setattr(subscribe_call, "_HANDSHAKE_TIMEOUT", 0.05)
         async with scripted() as (broker,):
             broker.log(0, 1)
             broker.next("Subscribe", stall)
@@ -61,7 +61,7 @@ class TestHandshake:
             assert broker.calls["Subscribe"] == 1
 
     async def test_missing_for_good(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(_subscribe_call, "_HANDSHAKE_TIMEOUT", 0.05)
+        monkeypatch.setattr(subscribe_call, "_HANDSHAKE_TIMEOUT", 0.05)
         async with scripted() as (broker,):
             broker.log(0, 1)
             broker.always("Subscribe", stall)

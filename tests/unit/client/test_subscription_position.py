@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from liftenvelope.client._message_reader import MessageReader
+from liftenvelope.client._reading.message_reader import MessageReader
 from liftenvelope.errors import EnvelopeError
 from liftenvelope.rpc.server import ServerCall
 from liftenvelope.rpc.status import RpcError

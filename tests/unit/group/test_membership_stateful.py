@@ -15,8 +15,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from liftenvelope.group._offsets import OffsetSlots
-from liftenvelope.group._session import MemberSession, RequestKind
+from liftenvelope.group._controller.offsets import OffsetSlots
+from liftenvelope.group._member.session import MemberSession, RequestKind
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.errors import ConsumerIdInUseError, MemberFencedError
 from liftenvelope.group.membership import Commit, Group, Registered, Registration

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope.group._offsets import OffsetSlots
+from liftenvelope.group._controller.offsets import OffsetSlots
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.wire import encode_offsets
 

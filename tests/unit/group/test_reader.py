@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from liftenvelope.errors import CallTimeoutError, StreamDeletedError
 from liftenvelope.group import SourceMessage, TopicPartition, TopicSpec
-from liftenvelope.group._reader import PartitionReader
+from liftenvelope.group._member.reader import PartitionReader
 
 KEY = TopicPartition("t", 0)
 

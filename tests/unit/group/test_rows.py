@@ -12,8 +12,9 @@ import pytest
 from liftenvelope._native.handout import PartitionBuffer
 from liftenvelope.envelope import Message as LiftbridgeMessage
 from liftenvelope.errors import UsageError
-from liftenvelope.group import GroupMessage, SourceMessage, TopicPartition, _rows
-from liftenvelope.group._rows import SCHEMA
+from liftenvelope.group import GroupMessage, SourceMessage, TopicPartition
+from liftenvelope.group._member import rows as rows_module
+from liftenvelope.group._member.rows import SCHEMA
 from liftenvelope.jetstream import Message
 from liftenvelope.jetstream.message import Recorder
 from liftenvelope.nats.headers import Headers
@@ -33,7 +34,7 @@ def rows_of(
         plain = [one if wrapped or not isinstance(one.message, Message) else one.message for one in part]
         buffer = PartitionBuffer(key, 1, 0, len(part), GroupMessage, list)
         given.append((buffer, [one.offset for one in part], plain))
-    batch = _rows.rows_of(given)
+    batch = rows_module.rows_of(given)
     batch.validate(full=True)
     return batch
 

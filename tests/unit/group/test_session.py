@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftenvelope.group._session import MemberRequest, MemberSession, RequestKind
+from liftenvelope.group._member.session import MemberRequest, MemberSession, RequestKind
 
 
 @pytest.fixture

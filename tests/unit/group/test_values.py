@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope.errors import FencedError, GroupError, UsageError, UsageTypeError
-from liftenvelope.group._leases import Peer, Peers
+from liftenvelope.group._controller.leases import Peer, Peers
 from liftenvelope.group._topics import JetStreamTopic, spec_of
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.errors import CoordinatorDefectError, ErrorCode, code_of, group_error

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from liftenvelope.jetstream import _endings
-from liftenvelope.jetstream._endings import QUIET, STALLED, until_nothing_is_owed
+from liftenvelope.jetstream._pulling import endings
+from liftenvelope.jetstream._pulling.endings import QUIET, STALLED, until_nothing_is_owed
 from liftenvelope.jetstream.infos import ConsumerInfo, SequenceInfo
 
 
@@ -49,7 +49,7 @@ async def drain(source: Answers) -> None:
 async def test_drain_of_an_empty_consumer_ends_with_the_second_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_endings, "_LATE", 60.0)  # a loop that gets no processor time is late
+    monkeypatch.setattr(endings, "_LATE", 60.0)  # a loop that gets no processor time is late
     source = Answers(lambda _: position(0))
     await drain(source)
     assert len(source.asked_at) == 2
@@ -60,8 +60,8 @@ async def test_drain_goes_on_if_only_one_answer_shows_an_empty_consumer(
     monkeypatch: pytest.MonkeyPatch, second: ConsumerInfo
 ) -> None:
     """A server that stood still answers the first request before it reads what was published meanwhile."""
-    monkeypatch.setattr(_endings, "_LATE", 60.0)
-    monkeypatch.setattr(_endings, "STALLED", 60.0)
+    monkeypatch.setattr(endings, "_LATE", 60.0)
+    monkeypatch.setattr(endings, "STALLED", 60.0)
     source = Answers(lambda number: second if number == 2 else position(0, delivered=int(number > 2)))
     await drain(source)
     assert len(source.asked_at) == (3 if second.num_pending == 0 else 4)

@@ -18,7 +18,7 @@ from liftenvelope.errors import (
     ServerProtocolError,
     UsageError,
 )
-from liftenvelope.group._store import GroupStore
+from liftenvelope.group._controller.store import GroupStore
 from liftenvelope.jetstream import Batch, ConsumerConfig, JetStream, StreamConfig, listing
 from liftenvelope.jetstream._stream import Stream
 from liftenvelope.jetstream.bucket import Bucket

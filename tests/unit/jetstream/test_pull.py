@@ -26,8 +26,8 @@ from liftenvelope.jetstream._events import (
     UnknownStatus,
     Unpinned,
 )
-from liftenvelope.jetstream._pull import Check, End, PullAction, PullCore, PullLimits, PullNow, Tell
-from liftenvelope.jetstream._pull_options import consume_plan, fetch_plan
+from liftenvelope.jetstream._pulling.options import consume_plan, fetch_plan
+from liftenvelope.jetstream._pulling.pull import Check, End, PullAction, PullCore, PullLimits, PullNow, Tell
 from liftenvelope.jetstream.statuses import Status, StatusKind
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream._consumer_config import AckPolicy, ConsumerConfig, PriorityPolicy
-from liftenvelope.jetstream._endings import DRAIN
-from liftenvelope.jetstream._pull_options import consume_plan, fetch_plan
+from liftenvelope.jetstream._pulling.endings import DRAIN
+from liftenvelope.jetstream._pulling.options import consume_plan, fetch_plan
 
 #: What a fetch may be told, in seconds.
 SPANS = st.floats(0.001, 1e6, allow_nan=False)

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from liftenvelope.jetstream._pull import Check, End, PullCore, PullLimits, PullNow
+from liftenvelope.jetstream._pulling.pull import Check, End, PullCore, PullLimits, PullNow
 from liftenvelope.jetstream.statuses import Status
 
 BEAT, EXPIRES = 1.0, 4.0

@@ -1,0 +1,1 @@
+"""Brokers of a cluster: connections, metadata, routing."""

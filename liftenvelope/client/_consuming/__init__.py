@@ -1,0 +1,1 @@
+"""Members of Liftbridge's groups, and checkpoints of their positions."""

@@ -1,0 +1,1 @@
+"""Subscriptions: their start, what they do after a loss, reverse and merged ones."""

@@ -1,0 +1,1 @@
+"""Controller of groups: leases, records, and calls one after another."""

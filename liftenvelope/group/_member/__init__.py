@@ -1,0 +1,1 @@
+"""Member of a group: its session, readers, positions and columns."""

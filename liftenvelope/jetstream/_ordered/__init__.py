@@ -1,0 +1,1 @@
+"""Ordered reads, by consumers that live for a part of the read."""

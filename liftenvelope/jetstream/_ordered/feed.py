@@ -1,0 +1,394 @@
+"""Feed of an ordered consumer: recreates the consumer at the server whenever a message may be missing.
+
+Invariant: ``buffer.sequence`` is the stream sequence of the last message handed to the caller. The consumer
+at the server is disposable. A gap in its deliveries, a reconnect, missed heartbeats or a lost consumer end
+it, and the next one starts after that sequence. Messages buffered by the old one are dropped.
+
+``buffer`` itself hands out messages that have come in order. :meth:`OrderedFeed.next` does the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from liftenvelope._backoff import Backoff, pause_before
+from liftenvelope._native import frames
+from liftenvelope.errors import (
+    CallTimeoutError,
+    ConnectionClosedError,
+    ConsumerDeletedError,
+    ConsumerExistsError,
+    ConsumerNotFoundError,
+    LiftEnvelopeError,
+    NoJetStreamError,
+    ServerProtocolError,
+    TransportError,
+    UsageError,
+)
+from liftenvelope.jetstream._consumer import Consumer
+from liftenvelope.jetstream._consumer_config import ConsumerConfig
+from liftenvelope.jetstream._events import (
+    Disconnected,
+    MissedHeartbeats,
+    NoResponders,
+    OrderedReset,
+    PullEvent,
+    Reconnected,
+)
+from liftenvelope.jetstream._ordered.places import OrderedPlaces
+from liftenvelope.jetstream._pulling.feed import Hooks, PullFeed
+from liftenvelope.jetstream._pulling.options import PullPlan
+from liftenvelope.jetstream.message import Message, sequences_of
+
+if TYPE_CHECKING:
+    from liftenvelope.jetstream.api import Api
+
+__all__ = ["OrderedFeed"]
+
+#: Transient errors, expected while a server or JetStream comes back.
+_PASSING: Final = (CallTimeoutError, NoJetStreamError, ConsumerExistsError, TransportError)
+#: Errors that end the pulls of a lost consumer.
+_LOST: Final = (ConsumerDeletedError, ConsumerNotFoundError, NoJetStreamError)
+#: Characters of a reply subject in an error.
+_SHOWN: Final = 200
+
+
+class OrderedFeed:
+    """A chain of pull feeds, one for each consumer at the server."""
+
+    def __init__(
+        self,
+        api: Api,
+        stream: str,
+        config: ConsumerConfig,
+        plan: PullPlan,
+        on_event: Callable[[PullEvent], None] | None,
+    ) -> None:
+        self._nc: Any = api.nc
+        self._places = OrderedPlaces(api, stream, config)
+        self._plan = plan
+        self._user_hooks = Hooks(on_event, consumer=f"{stream}/ordered")
+        self.unpin = True
+        #: Messages of ``_feed``, while these are in order.
+        self.buffer: frames.OrderedQueue[Message] = frames.OrderedQueue(self.next)
+        self._feed: PullFeed | None = None
+        self._consumer: Consumer | None = None
+        self._generation = 0
+        #: Number of consecutive consumers that delivered nothing; sequence after which the last one began.
+        self._fruitless = 0
+        self._began = 0
+        self._reason = ""
+        #: True if the user was told that the connection is lost, and not yet that it is back.
+        self._told_lost = False
+        self._stopped = False
+        self._making: asyncio.Task[None] | None = None
+        self._error: LiftEnvelopeError | None = None
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def buffered(self) -> int:
+        """Number of buffered messages."""
+        return 0 if self._feed is None else self._feed.buffered
+
+    async def start(self) -> None:
+        """Create the first consumer and start pulling.
+
+        Raises:
+            UsageError: The feed was started or stopped before.
+        """
+        if self._generation or self._stopped:
+            raise UsageError(
+                "the feed was started, or stopped, before: call messages() or consume() for a new one"
+            )
+        await self._begin()
+
+    def limit_bytes(self, max_bytes: int) -> None:
+        """Request and buffer up to this many bytes from the next pull on, if there was a limit before."""
+        self._plan = replace(self._plan, limits=replace(self._plan.limits, max_bytes=max_bytes))
+        if self._feed is not None:
+            self._feed.limit_bytes(max_bytes)
+
+    def pop(self) -> Message:
+        """Remove and return the next message, which must be in order."""
+        return self.buffer.pop()
+
+    async def next(self) -> Message:
+        """Wait for the next message in order and return it.
+
+        Raises:
+            StopAsyncIteration: The feed was stopped or drained.
+            LiftEnvelopeError: The feed ended with an error.
+            UsageError: The feed was not started, or another task is waiting for the next message.
+        """
+        if self.buffer.is_held:
+            raise UsageError("another task waits for the next message: read in one task at a time")
+        if not (self._generation or self._stopped):
+            raise UsageError("the iteration has not been started: use async with")
+        self.buffer.is_held = True
+        try:
+            return await self._next()
+        finally:
+            self.buffer.is_held = False
+
+    async def next_many(self, limit: int) -> tuple[list[int], list[Message]]:
+        """Wait for the next message; return it and the messages buffered behind it, in order.
+
+        A cancelled call loses no message, because nothing is awaited after the first one.
+
+        Args:
+            limit: Maximum number of messages, at least 1.
+
+        Returns:
+            Stream sequences and messages, in two lists: a pair for each message would be one more object for
+            the garbage collector to visit.
+
+        Raises: As for :meth:`next`.
+        """
+        first = await self.next()
+        sequences, messages = [self.buffer.sequence], [first]
+        self._add_buffered(sequences, messages, limit - 1)
+        return sequences, messages
+
+    def _add_buffered(self, sequences: list[int], messages: list[Message], limit: int) -> None:
+        """Take buffered messages up to the first one that is out of order or malformed.
+
+        That one ends the consumer or the feed as in :meth:`_try_next`; the next call finds it so.
+        """
+        feed = self._feed
+        if feed is None:
+            return
+        order = self.buffer
+        taken = feed.buffer.pop_many(limit)
+        found = frames.in_order(taken, order.expected)
+        count = len(found)
+        if found:
+            order.expected += count
+            order.sequence = found[-1]
+            sequences += found
+            messages += taken[:count]
+        if count < len(taken):
+            self._refuse(taken[count])
+
+    def _refuse(self, message: Message) -> None:
+        """End the consumer, or the feed if the message does not come from a consumer."""
+        try:
+            reason = self._gap_before(message)
+        except LiftEnvelopeError as exc:
+            self._end(exc)
+            return
+        self._reason = reason
+        self._close_feed()
+
+    def _gap_before(self, message: Message) -> str:
+        """Return the reason why a message is not the next one.
+
+        Raises:
+            UsageError: The message does not come from a consumer.
+            ServerProtocolError: A number in its reply subject is too large, or is none.
+        """
+        _, delivery = sequences_of(message.reply)
+        if delivery == self.buffer.expected:
+            raise ServerProtocolError(
+                f"the reply subject of a message is invalid: {message.reply[:_SHOWN]!r}"
+            )
+        return f"delivery {self.buffer.expected} was lost: {delivery} came"
+
+    async def _next(self) -> Message:
+        while True:
+            if self._making is not None:
+                await self._until_made()
+            if self._error is not None:
+                raise self._error
+            try:
+                message, reason = await self._try_next()
+            except LiftEnvelopeError as exc:
+                self._end(exc)
+                raise
+            except StopAsyncIteration:
+                self._end(None)
+                raise
+            if message is not None:
+                return message
+            self._making = asyncio.get_running_loop().create_task(self._make_anew(reason))
+
+    async def _until_made(self) -> None:
+        """Wait until the next consumer is created, which is under way.
+
+        A cancelled wait does not cancel the creation. Otherwise a reader with short timeouts would start over
+        with each call, and never get beyond a longer pause.
+        """
+        assert self._making is not None
+        await asyncio.wait({self._making})
+        making, self._making = self._making, None
+        if not making.cancelled():  # cancelled by _end()
+            making.result()
+
+    async def _try_next(self) -> tuple[Message | None, str]:
+        """Return the next message, or None and the reason why the consumer must be recreated."""
+        feed = self._feed
+        if feed is None:
+            if self._stopped:
+                raise StopAsyncIteration
+            return None, self._reason or "it was not there"
+        try:
+            message = feed.pop() if feed.buffer else await feed.next()
+        except StopAsyncIteration:
+            if self._stopped or not self._reason:
+                raise
+            return None, self._reason
+        except _LOST as exc:
+            if self._stopped:  # drained
+                raise StopAsyncIteration from None
+            return None, str(exc)
+        order = self.buffer
+        if not (found := frames.in_order([message], order.expected)):
+            reason = self._gap_before(message)
+            if self._stopped:  # drained: messages after a gap are out of order
+                raise StopAsyncIteration
+            return None, reason
+        order.expected += 1
+        order.sequence = found[0]
+        return message, ""
+
+    async def _make_anew(self, reason: str) -> None:
+        self._forget()
+        if self.buffer.sequence > self._began:
+            self._fruitless = 0
+        try:
+            if self._fruitless:  # the previous consumer delivered nothing
+                await self._pause(pause_before(self._fruitless, first=0.2, longest=5.0))
+            self._fruitless += 1
+            await self._begin_patiently()
+        except LiftEnvelopeError as exc:
+            self._end(exc)
+        if not self._stopped:
+            self._user_hooks.tell(OrderedReset(self.buffer.sequence + 1, reason))
+
+    async def _begin_patiently(self) -> None:
+        backoff = Backoff(first=0.1, longest=5.0)
+        while not self._stopped:
+            if self._nc.is_closed or self._nc.is_draining:
+                raise ConnectionClosedError("the NATS connection is closed or being drained")
+            try:
+                if self._nc.is_connected:
+                    self._tell_connection(lost=False)
+                    await self._begin()
+                    return
+            except _PASSING as exc:
+                if isinstance(exc, ConnectionClosedError):
+                    raise
+            if not self._nc.is_connected:
+                self._tell_connection(lost=True)
+                backoff.reset()
+            await self._pause(backoff.next())
+
+    def _tell_connection(self, *, lost: bool) -> None:
+        """Tell the user that the connection is lost or back, which pulls tell only while there are some."""
+        if lost is not self._told_lost:
+            self._told_lost = lost
+            self._user_hooks.tell(Disconnected() if lost else Reconnected())
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep until the time is over or the feed has ended."""
+        await asyncio.wait({self._ended}, timeout=seconds)
+
+    async def _begin(self) -> None:
+        """Create a consumer that starts after the last delivered message, and pull from it."""
+        self._close_feed()
+        self._reason, self._began = "", self.buffer.sequence
+        consumer = self._consumer = await self._places.make(self._began)
+        self._generation += 1
+        hooks = Hooks(partial(self._on_event, self._generation))
+        feed = PullFeed(consumer, self._plan, hooks)
+        self._feed = feed
+        try:
+            await feed.start()
+        except BaseException:  # such as a cancellation: this feed would never deliver anything
+            self._close_feed()
+            raise
+        if self._stopped:
+            self._close_feed()
+            self._forget()
+        elif self._feed is feed:
+            self.buffer.switch(feed.buffer)
+
+    def _on_event(self, generation: int, event: PullEvent) -> None:
+        if isinstance(event, Disconnected | Reconnected):
+            self._told_lost = isinstance(event, Disconnected)
+        self._user_hooks.tell(event)
+        if self._stopped or generation != self._generation:
+            return  # the event is of an abandoned consumer
+        if isinstance(event, Reconnected):
+            # Messages in flight are lost, and without acks the consumer does not redeliver them.
+            self._reason = "the connection was lost"
+            self._close_feed()
+        elif isinstance(event, MissedHeartbeats):
+            # The consumer lives on one server. If that server is gone, pulls are not even refused.
+            self._reason = f"its server was silent for {event.silent_for:.1f} s"
+            self._close_feed()
+        elif isinstance(event, NoResponders):
+            self._reason = "nobody answers its pulls"
+            self._close_feed()
+
+    def _close_feed(self) -> None:
+        """Stop the current feed, which wakes a task waiting for its next message."""
+        feed, self._feed = self._feed, None
+        self.buffer.switch(None)
+        if feed is not None:
+            feed.stop()
+
+    def _forget(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        self._places.forget(consumer)
+
+    def _end(self, error: LiftEnvelopeError | None) -> None:
+        if self._ended.done():
+            return
+        self._stopped, self._error = True, error
+        self._close_feed()
+        self._forget()
+        if self._making is not None and self._making is not asyncio.current_task():
+            self._making.cancel()
+        self._ended.set_result(None)
+
+    def stop(self) -> None:
+        """Stop now and drop the buffered messages."""
+        self._end(None)
+
+    async def drain(self, timeout: float) -> None:
+        """Stop pulling; messages that the server has sent are still delivered.
+
+        Args:
+            timeout: Seconds to wait for the server.
+        """
+        self._stopped = True
+        try:
+            if self._feed is not None:
+                await self._feed.drain(timeout)
+        finally:  # also after a cancelled drain
+            if not self.buffered:  # otherwise next() ends the feed after the last message
+                self._end(None)
+
+    def unacked(self) -> list[Message]:
+        """Return nothing: an ordered consumer has no acks."""
+        return []
+
+    def release(self) -> None:
+        """Do nothing: an ordered consumer has no priority groups."""
+
+    async def released(self) -> None:
+        """Return at once."""
+
+    async def wait_ended(self) -> None:
+        """Wait until the feed has ended.
+
+        Raises:
+            LiftEnvelopeError: The error that ended the feed.
+        """
+        await asyncio.shield(self._ended)
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,1 @@
+"""Pulls: their options, the state machine that decides them, single ones and continuous ones."""
