@@ -16,24 +16,11 @@ from typing import Any, Generic, TypeVar
 import pytest
 
 import liftenvelope
-from liftenvelope.client import (
-    _checkpointer as checkpointer,
-)
-from liftenvelope.client import (
-    _consumer as consumer,
-)
-from liftenvelope.client import (
-    _merged as merged,
-)
-from liftenvelope.client import (
-    _subscription as subscription,
-)
-from liftenvelope.client import (
-    activity,
-    client,
-)
+from liftenvelope.client import activity, client
 from liftenvelope.client import blocking as module
+from liftenvelope.client._consuming import checkpointer, consumer
 from liftenvelope.client._portal import Portal
+from liftenvelope.client._reading import merged, subscription
 from liftenvelope.client.binding import Blocking, blocking_text
 
 ROOT = Path(__file__).resolve().parents[3]
