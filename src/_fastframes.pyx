@@ -507,6 +507,8 @@ cdef class MessageQueue:
     cdef readonly int64_t threshold
     cdef public int64_t owed
     cdef readonly int64_t buffered
+    cdef readonly int64_t size
+    cdef readonly int64_t arrived
 
     def __init__(self, int64_t threshold, bint in_bytes, on_low, wait):
         self.items = []
@@ -517,19 +519,36 @@ cdef class MessageQueue:
         self.wait = wait
         self.owed = 0
         self.buffered = 0
+        self.size = 0
+        self.arrived = 0
 
     def __len__(self):
         return len(self.items) - self.head
 
+    cdef int count(self, int64_t amount, int64_t size) except -1:
+        """Count messages that arrive."""
+        if self.in_bytes:
+            amount = size
+        self.owed -= amount
+        self.buffered += amount
+        self.size += size
+        self.arrived += size
+        return 0
+
+    cdef int uncount(self, int64_t amount, int64_t size) except -1:
+        """Count messages that were taken, and call `on_low` if the queue is low."""
+        self.buffered -= size if self.in_bytes else amount
+        self.size -= size
+        if self.owed + self.buffered < self.threshold:
+            self.on_low()
+        return 0
+
     def extend(self, list messages not None):
         """Append messages. The caller must not use the list afterwards."""
-        cdef int64_t size = len(messages)
-        if self.in_bytes:
-            size = 0
-            for message in messages:
-                size += (<Delivered?>message)._size
-        self.owed -= size
-        self.buffered += size
+        cdef int64_t size = 0
+        for message in messages:
+            size += (<Delivered?>message)._size
+        self.count(len(messages), size)
         if self.head == len(self.items):
             self.items = messages
             self.head = 0
@@ -539,9 +558,7 @@ cdef class MessageQueue:
 
     def append(self, Delivered message not None):
         """Append a message."""
-        cdef int64_t size = message._size if self.in_bytes else 1
-        self.owed -= size
-        self.buffered += size
+        self.count(1, message._size)
         self.forget_taken()
         self.items.append(message)
 
@@ -556,6 +573,7 @@ cdef class MessageQueue:
         self.items = []
         self.head = 0
         self.buffered = 0
+        self.size = 0
 
     def pop(self):
         """Remove and return the first message."""
@@ -567,23 +585,21 @@ cdef class MessageQueue:
         message = self.items[self.head]
         self.items[self.head] = None  # free the message now: it may be large, and the list stays
         self.head += 1
-        self.buffered -= (<Delivered>message)._size if self.in_bytes else 1
-        if self.owed + self.buffered < self.threshold:
-            self.on_low()
+        self.uncount(1, (<Delivered>message)._size)
         return message
 
     def pop_many(self, Py_ssize_t limit):
         """Remove and return the first messages, at most `limit`. `on_low` is called at most once."""
         cdef Py_ssize_t i, n = min(limit, <Py_ssize_t>len(self.items) - self.head)
+        cdef int64_t size = 0
         if n <= 0:
             return []
         cdef list taken = self.items[self.head:self.head + n]
         for i in range(n):
             self.items[self.head + i] = None
-            self.buffered -= (<Delivered>taken[i])._size if self.in_bytes else 1
+            size += (<Delivered>taken[i])._size
         self.head += n
-        if self.owed + self.buffered < self.threshold:
-            self.on_low()
+        self.uncount(n, size)
         return taken
 
     def __aiter__(self):

@@ -120,9 +120,21 @@ class MessageQueue(Generic[_T]):
         owed: Messages or bytes requested from the server and not yet received. Each message reduces it;
             otherwise the owner sets it.
         buffered: Messages or bytes in the queue.
+        size: Bytes in the queue, in either case.
+        arrived: Bytes that were ever added.
     """
 
-    __slots__ = ("_items", "_on_low", "_wait", "buffered", "in_bytes", "owed", "threshold")
+    __slots__ = (
+        "_items",
+        "_on_low",
+        "_wait",
+        "arrived",
+        "buffered",
+        "in_bytes",
+        "owed",
+        "size",
+        "threshold",
+    )
 
     def __init__(
         self,
@@ -135,6 +147,8 @@ class MessageQueue(Generic[_T]):
         self.in_bytes = in_bytes
         self.owed = 0
         self.buffered = 0
+        self.size = 0
+        self.arrived = 0
         self._items: deque[_T] = deque()
         self._on_low = on_low
         self._wait = wait
@@ -144,9 +158,12 @@ class MessageQueue(Generic[_T]):
 
     def extend(self, messages: list[_T]) -> None:
         """Append messages. The caller must not use the list afterwards."""
-        size = sum(message._size for message in messages) if self.in_bytes else len(messages)
-        self.owed -= size
-        self.buffered += size
+        size = sum(message._size for message in messages)
+        amount = size if self.in_bytes else len(messages)
+        self.owed -= amount
+        self.buffered += amount
+        self.size += size
+        self.arrived += size
         self._items += messages
 
     def append(self, message: _T) -> None:
@@ -156,7 +173,7 @@ class MessageQueue(Generic[_T]):
     def clear(self) -> None:
         """Drop all buffered messages."""
         self._items.clear()
-        self.buffered = 0
+        self.buffered = self.size = 0
 
     def pop(self) -> _T:
         """Remove and return the first message.
@@ -167,6 +184,7 @@ class MessageQueue(Generic[_T]):
         if not self._items:
             raise IndexError("no message is there")
         message = self._items.popleft()
+        self.size -= message._size
         self.buffered -= message._size if self.in_bytes else 1
         if self.owed + self.buffered < self.threshold:
             self._on_low()
@@ -175,7 +193,9 @@ class MessageQueue(Generic[_T]):
     def pop_many(self, limit: int) -> list[_T]:
         """Remove and return the first messages, at most ``limit``. ``on_low`` is called at most once."""
         taken = [self._items.popleft() for _ in range(min(limit, len(self._items)))]
-        self.buffered -= sum(message._size for message in taken) if self.in_bytes else len(taken)
+        size = sum(message._size for message in taken)
+        self.size -= size
+        self.buffered -= size if self.in_bytes else len(taken)
         if taken and self.owed + self.buffered < self.threshold:
             self._on_low()
         return taken

@@ -178,7 +178,7 @@ def test_the_queue_keeps_its_account(
 ) -> None:
     model = Model(frames, threshold, in_bytes)
     queue, held = model.queue, deque[Any]()
-    owed = 0
+    owed = arrived = 0
     lows: list[tuple[int, int]] = []
 
     def count(messages: Any) -> int:
@@ -189,6 +189,7 @@ def test_the_queue_keeps_its_account(
             new = [model.message(size) for size in ([value] if action == "append" else value)]
             held += new
             owed -= count(new)
+            arrived += sum(message._size for message in new)
             queue.append(new[0]) if action == "append" else queue.extend(new)
         elif action == "pop":
             for _ in range(min(value, len(held))):
@@ -211,6 +212,7 @@ def test_the_queue_keeps_its_account(
             queue.owed += value
         assert list(queue) == list(held)
         assert (len(queue), queue.owed, queue.buffered, model.lows) == (len(held), owed, count(held), lows)
+        assert (queue.size, queue.arrived) == (sum(message._size for message in held), arrived)
     assert [queue.pop() for _ in range(len(queue))] == list(held)
     with pytest.raises(IndexError, match="no message is there"):
         queue.pop()

@@ -150,8 +150,8 @@ class PullFeed:
         self._machine = PullCore(limits)
         self.buffer = frames.MessageQueue(limits.threshold, limits.in_bytes, self._refill, self.next)
         take = self._take_pinned if limits.pinned else self._take_sized if limits.max_bytes else self._take
-        #: With ``max_bytes`` besides messages: bytes that the open pull may still bring.
-        self._room = 0
+        #: With ``max_bytes`` besides messages: bytes that have arrived when the open pull is full.
+        self._full_at = 0
         sized = limits.in_bytes or limits.max_bytes > 0
         self._inbox = PullInbox(source.api.nc, Message, source.acks, take, self._take_status, sized=sized)
         self._watch = watch_of(source.api.nc)
@@ -212,7 +212,7 @@ class PullFeed:
             core.arrived(core.asked - buffer.owed)
         core.taken(core.buffered - buffer.buffered)
         if core.limits.max_bytes:
-            core.held_bytes = sum(message._size for message in buffer)
+            core.held_bytes = buffer.size
         return core
 
     def _take(self, messages: list[Any]) -> None:
@@ -232,9 +232,8 @@ class PullFeed:
 
     def _take_sized(self, messages: list[Any]) -> None:
         """Buffer messages of a pull that is limited in messages and in bytes."""
-        self._room -= sum(message._size for message in messages)
         self._take(messages)
-        if self._room <= 0:
+        if self.buffer.arrived >= self._full_at:
             self._core.filled()
             self._act()
 
@@ -326,7 +325,7 @@ class PullFeed:
             self._core.disconnected()
             return
         try:
-            self._room = pull.max_bytes
+            self._full_at = self.buffer.arrived + pull.max_bytes
             payload = self._plan.payload(pull.amount, pull.pin_id, max_bytes=pull.max_bytes)
             self._inbox.send(self._subject, pull.number, payload)
         except TransportError as exc:

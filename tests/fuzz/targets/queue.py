@@ -57,7 +57,7 @@ def queued(twin: Any, chunks: Chunks, _exact: Exact) -> Any:
             log.append(operate(owner, operation, sizes))
         except (IndexError, ZeroDivisionError, TypeError) as exc:
             log.append(type(exc))
-        log.append((len(queue), queue.owed, queue.buffered))
+        log.append((len(queue), queue.owed, queue.buffered, queue.size, queue.arrived))
     return log, owner.lows, [one._size for one in queue]
 
 
