@@ -223,6 +223,24 @@ cdef class PartitionBuffer:
         self.is_in_hand = True
         return freed
 
+    cdef object advance_one(self):
+        """Make the next message the batch handed out last; return what that frees. The message must be there."""
+        start, freed = self.place(), self.last
+        cdef list more
+        if self.next == self.first + 1:
+            self.messages[self.first] = None  # freed as the last one
+            self.first = self.next
+        else:
+            more = self.free_last()
+            more.append(freed)
+            freed = more
+        self.start = start
+        self.last = self.messages[self.next]
+        self.next += 1
+        self.size -= size_of(self.last)
+        self.is_in_hand = True
+        return freed
+
     cdef int tell_room(self) except -1:
         if self.wants_room:
             self.wants_room = False
@@ -280,6 +298,7 @@ cdef class HandOut:
     cdef object session
     cdef object wait
     cdef list in_hand           # buffers with messages handed out last
+    cdef PartitionBuffer one_in_hand    # another one of them, or None: after a single message it is the only one
     cdef public object clock
     cdef public double until
     cdef readonly object turns
@@ -329,7 +348,10 @@ cdef class HandOut:
         self.settle_all()
 
     cdef int settle_all(self) except -1:
-        cdef PartitionBuffer buffer
+        cdef PartitionBuffer buffer = self.one_in_hand
+        if buffer is not None:
+            self.one_in_hand = None
+            buffer.settle_last()
         if self.in_hand:
             for buffer in self.in_hand:
                 buffer.settle_last()
@@ -417,12 +439,15 @@ cdef class HandOut:
         cdef PartitionBuffer buffer = self.first()
         if buffer is None:
             raise IndexError("no message is there")
-        cdef list freed = buffer.advance(1)
+        freed = buffer.advance_one()
         try:
             message = buffer.message(buffer.first)
             buffer.tell_room()
         finally:
-            self.in_hand.append(buffer)
+            if self.one_in_hand is None:
+                self.one_in_hand = buffer
+            else:
+                self.in_hand.append(buffer)
             if not buffer.gives():
                 self.drop()
             elif len(self.turns) > 1:
