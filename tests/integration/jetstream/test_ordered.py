@@ -19,7 +19,7 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
-from liftenvelope.jetstream import JetStream, StreamConfig
+from liftenvelope.jetstream import JetStream, StreamConfig, _ordered
 from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream._consumer_config import DeliverPolicy
 from liftenvelope.jetstream._events import Disconnected, OrderedReset, PullEvent, Reconnected
@@ -49,6 +49,27 @@ class TestOrdered:
         async with asyncio.timeout(20):
             while await consumers_of(bench):
                 await asyncio.sleep(0.01)
+
+    async def test_pull_that_is_full_to_the_byte_is_followed_by_another(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The server ends such a pull without a status; here, it would expire after ten minutes."""
+        monkeypatch.setattr(_ordered, "_EXPIRES", 600.0)
+        await bench.publish([bytes(100)] * 8)  # of one size, as each number in the replies has one digit
+
+        async def read(max_bytes: int) -> list[int]:
+            feed = OrderedConsumer(bench.api, bench.name).feed(max_bytes=max_bytes)
+            await feed.start()
+            try:
+                async with asyncio.timeout(30):
+                    return [(await feed.next())._size for _ in range(8)]
+            finally:
+                feed.stop()
+
+        [size] = set(await read(1_000_000))
+        assert await read(4 * size) == [size] * 8
+        assert await read(4 * size - 1) == [size] * 8
+        assert await read(size - 1) == [size] * 8
 
     async def test_made_anew_when_its_consumer_is_deleted(self, bench: Bench) -> None:
         await bench.publish(numbered(30))
