@@ -462,6 +462,8 @@ class _Led:
         return self._core.brokers.leads(self._name, self._partition)
 
     def _tell(self, error: LiftEnvelopeError) -> None:
+        if isinstance(error, StreamNotFoundError) and not self._is_there():
+            return  # deleted by a client: JetStream has told the reader before this gateway has closed it
         where = {"stream": self._name, "partition": self._partition}
         _log.warning("acks of %s, partition %d: %s", self._name, self._partition, error, extra=where)
 

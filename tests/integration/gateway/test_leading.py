@@ -8,6 +8,7 @@ import pytest
 from nats.aio.client import Client as NatsClient
 
 import liftenvelope
+from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.gateway import Gateway
 from liftenvelope.gateway._acks.reader import PartitionAckReader
 from liftenvelope.nats.receiving import DirectSubscription
@@ -44,6 +45,36 @@ async def test_gateway_that_closes_while_it_stops_leading_closes_the_ack_readers
         assert isinstance(reader._subscription, DirectSubscription)
     assert not isinstance(reader._subscription, DirectSubscription)
     assert reader._task is None
+
+
+async def test_deletion_of_a_stream_is_no_reason_to_warn_of_its_acks(
+    nc: NatsClient, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Slowed down: JetStream tells the reader of the deletion before the gateway closes it."""
+    close, told = PartitionAckReader.close, asyncio.Event()
+
+    async def close_once_told(reader: PartitionAckReader) -> None:
+        await told.wait()
+        await close(reader)
+
+    async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+        await client.create_stream(name, name)
+        assert gateway._running is not None
+        leading = gateway._running.leading
+        await until(lambda: name in {stream for stream, _, _ in leading.readers()})
+        [reader] = [reader for stream, _, reader in leading.readers() if stream == name]
+        tell = reader._on_error
+        assert tell is not None
+
+        def note(error: LiftEnvelopeError) -> None:
+            tell(error)
+            told.set()
+
+        monkeypatch.setattr(reader, "_on_error", note)
+        monkeypatch.setattr(PartitionAckReader, "close", close_once_told)
+        await client.delete_stream(name)
+        await told.wait()
+        assert not [record for record in caplog.records if "acks of" in record.message]
 
 
 async def test_leader_work_that_ends_with_a_defect_is_logged_and_makes_the_gateway_unready(
