@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
+from liftenvelope._logs.throttle import Throttle
 from liftenvelope.errors import CallTimeoutError, InternalError, LiftEnvelopeError
 from liftenvelope.jetstream.counting import is_stored
 from liftenvelope.nats.link import Link
@@ -51,6 +52,8 @@ class Mirror:
         self._pulls = f"{bucket.js.api.prefix}.CONSUMER.MSG.NEXT.{bucket.stream}.>"
         self._on_entry = on_entry
         self._heartbeat = heartbeat
+        # Admits each cause once a minute: a bucket that was deleted is missing until someone restores it.
+        self._throttle = Throttle()
         self.is_following = False
 
     @asynccontextmanager
@@ -132,7 +135,8 @@ class Mirror:
             try:
                 return await self._open()
             except LiftEnvelopeError as exc:
-                _log.warning("the bucket %s can't be read: %s", self._bucket.name, exc)
+                if self._throttle.admits(str(exc), asyncio.get_running_loop().time()):
+                    _log.warning("the bucket %s can't be read: %s", self._bucket.name, exc)
 
     def _take(self, message: Message) -> None:
         try:

@@ -12,6 +12,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from liftenvelope.gateway._cluster import brokers as gateways
+from liftenvelope.gateway._cluster import mirror
 from liftenvelope.gateway._cluster import registry as streams
 from liftenvelope.gateway._cluster.brokers import LiveBrokers
 from liftenvelope.gateway._cluster.records import StreamRecord
@@ -170,6 +171,29 @@ async def test_deleted_bucket_is_named(name: str) -> None:
                 await here.find(f"{name}-unknown")
             assert caught.value.code == StatusCode.UNAVAILABLE
             assert (await here.find(name)).name == name  # known from the mirror
+            await here.close()
+        await nc.close()
+
+
+async def test_deleted_bucket_is_logged_once_however_often_it_is_read_again(
+    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "_PAUSE", 0.01)
+    asked = 0
+
+    async def note(_: Msg) -> None:
+        nonlocal asked
+        asked += 1
+
+    with run_nats_server(jetstream=True) as server:
+        nc = await connect(server.url)
+        async with JetStream(nc) as js:
+            here = await registry(js)
+            await js.delete_stream("KV_lift_streams")
+            await nc.subscribe("$JS.API.STREAM.INFO.KV_lift_streams", cb=note)
+            await until(lambda: asked >= 20)
+            lines = [record for record in caplog.records if "lift_streams can't be read" in record.message]
+            assert len(lines) == 1
             await here.close()
         await nc.close()
 
