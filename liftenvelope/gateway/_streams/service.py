@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from liftenvelope._checks import RESERVED
 from liftenvelope._pb import api_pb2
-from liftenvelope.errors import InvalidConfigError, JetStreamError, LiftEnvelopeError
+from liftenvelope.errors import InvalidConfigError, JetStreamError, LiftEnvelopeError, NoJetStreamError
 from liftenvelope.gateway._acks.checked import wait_for_intakes
 from liftenvelope.gateway._clients.authorization import client_name
 from liftenvelope.gateway._cluster.activity import created, deleted, paused, readonly_set, resumed
@@ -189,8 +189,9 @@ class StreamService:
 
         Raises:
             RpcError: ALREADY_EXISTS: a stream of that name exists. INVALID_ARGUMENT or INTERNAL: JetStream
-                refuses to create a partition. FAILED_PRECONDITION: the subject can't be recorded. ABORTED:
-                another gateway took this one for dead and has removed the stream.
+                refuses to create a partition. UNAVAILABLE: JetStream can't do so now. FAILED_PRECONDITION:
+                the subject can't be recorded. ABORTED: another gateway took this one for dead and has removed
+                the stream.
             CallTimeoutError, TransportError: JetStream did not answer. The record and partitions may be left.
         """
         await self._core.registry.create(record)
@@ -213,7 +214,8 @@ class StreamService:
             with suppress(LiftEnvelopeError):
                 await self.unfinished.remove(record)
             if isinstance(exc, JetStreamError):
-                code = StatusCode.INTERNAL
+                # A cluster that elects its leader refuses for now: clients may try again.
+                code = StatusCode.UNAVAILABLE if isinstance(exc, NoJetStreamError) else StatusCode.INTERNAL
                 if isinstance(exc, InvalidConfigError) or "replicas" in exc.description:
                     code = StatusCode.INVALID_ARGUMENT
                 raise RpcError(code, f"JetStream can't store the stream: {exc.description}") from exc

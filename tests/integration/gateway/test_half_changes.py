@@ -19,10 +19,12 @@ import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.client import Client
 from liftenvelope.envelope import new_message, unmarshal_ack
+from liftenvelope.errors import NoJetStreamError
 from liftenvelope.gateway import Gateway
 from liftenvelope.gateway._acks import reader as ack_reader
 from liftenvelope.gateway._cluster.records import StreamPhase, StreamRecord
 from liftenvelope.gateway._partitions.recordings import nothing
+from liftenvelope.gateway._partitions.storage import Storage
 from liftenvelope.gateway._protocol.names import encode_name, partition_stream
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.jetstream.bucket import Bucket
@@ -217,6 +219,28 @@ async def test_partition_that_does_not_answer_delays_no_other_stream(name: str, 
             assert unmarshal_ack((await acks.next_msg(240)).data).stream == other
         await limited.close()
         await free.close()
+
+
+async def test_creation_between_two_leaders_of_jetstream_may_be_tried_again(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faked: a cluster refuses requests so only for the moment in which it elects its leader."""
+    create, attempts = Storage.create, 0
+
+    async def refuse_first(storage: Storage, record: StreamRecord, partition: int) -> str | None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise NoJetStreamError(503, "JetStream system temporarily unavailable", 10008)
+        return await create(storage, record, partition)
+
+    async with running("unused") as refused:
+        monkeypatch.setattr(Storage, "create", refuse_first)
+        with pytest.raises(RpcError, match="UNAVAILABLE"):
+            await refused.call("CreateStream", api_pb2.CreateStreamRequest(name=name, subject=name))
+        attempts = 0
+        await refused.client.create_stream(name, name)  # tries again by itself
+        assert attempts == 2
 
 
 async def test_change_that_gets_no_answer_does_not_hold_up_changes_of_other_streams(name: str) -> None:

@@ -143,10 +143,10 @@ async def test_messages_for_a_copy_wait_while_too_many_have_no_ack(
     ):
         for stream in (name, f"{name}-copy"):
             await client.create_stream(name, stream)
-        await until(lambda: len(gateway._running.leading.readers()) >= 2)  # type: ignore[union-attr]
-        for stream, _, reader in gateway._running.leading.readers():
-            if stream == f"{name}-copy":
-                await reader.close()
+        leading = gateway._running.leading
+        await until(lambda: f"{name}-copy" in {stream for stream, _, _ in leading.readers()})
+        [reader] = [reader for stream, _, reader in leading.readers() if stream == f"{name}-copy"]
+        await reader.close()  # it would send the acks
         await nc.subscribe(name, cb=note)
         await handled(nc)
         publishing = []
