@@ -68,8 +68,8 @@ class ClientConnection(Connection):
         self._next_id = 1
         # Calls queued while the server allows no further stream, with their headers.
         self._waiting: deque[tuple[int, list[tuple[bytes, bytes]]]] = deque()
-        # False until the first frame of the server, its settings.
-        self._is_greeted = False
+        #: True once the first frame of the server has come, its settings.
+        self.is_greeted = False
         # Request headers common to all calls of a method.
         self._fixed_headers: dict[str, list[tuple[bytes, bytes]]] = {}
 
@@ -125,9 +125,14 @@ class ClientConnection(Connection):
         return super().data_to_send()
 
     @property
+    def refusal(self) -> str:
+        """Reason why the connection accepts no more calls; empty if it does."""
+        return self._no_more_calls
+
+    @property
     def closed_reason(self) -> str:
         """Text for calls that end because the server has closed the connection."""
-        if self._is_greeted:
+        if self.is_greeted:
             return "the other side closed the connection"
         return (
             "the other side closed the connection before it sent anything, as servers do that expect TLS or "
@@ -140,7 +145,7 @@ class ClientConnection(Connection):
         return events + super().connection_lost(reason)
 
     def _handle_frame(self, frame: bytes) -> list[Event]:
-        self._is_greeted = True
+        self.is_greeted = True
         return super()._handle_frame(frame)
 
     def _request_headers(

@@ -43,6 +43,11 @@ class _ClientLink(TransportLink[ClientConnection]):
         self._brief = self._buffer[:_BRIEF]
         self._is_useful = True
         self._resting: asyncio.TimerHandle | None = None
+        self._greeted = asyncio.Event()
+
+    async def greeted(self) -> None:
+        """Wait for the first frame of the server, or the end of the connection."""
+        await self._greeted.wait()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the receive buffer: a small one if the last read held nothing for a call."""
@@ -56,6 +61,8 @@ class _ClientLink(TransportLink[ClientConnection]):
     def dispatch(self, events: list[Event]) -> None:
         """Route events to their calls."""
         self._is_useful = bool(events)
+        if not self._greeted.is_set() and self.protocol.is_greeted:
+            self._greeted.set()
         self._keepalive.heard(self.loop.time(), of_calls=bool(events))
         for event in events:
             if isinstance(event, Pong):
@@ -81,6 +88,7 @@ class _ClientLink(TransportLink[ClientConnection]):
             self._timer.cancel()
         self._end_rest()
         super().connection_lost(exc)
+        self._greeted.set()
 
     def add(self, call_id: int, call: Call, flow: Flow) -> None:
         """Route the events of a new call. Its answer must not wait for the end of a rest."""
@@ -261,8 +269,9 @@ class Channel:
         ['node1']
     """
 
-    def __init__(self, link: _ClientLink) -> None:
+    def __init__(self, link: _ClientLink, address: Address) -> None:
         self._link = link
+        self._address = address
 
     @classmethod
     async def connect(
@@ -308,11 +317,32 @@ class Channel:
         keep = Keepalive(keepalive, asyncio.get_running_loop().time(), keepalive_timeout)
         try:
             async with asyncio.timeout(connect_timeout):
-                return cls(await _open_link(target, tls, server_name, protocol, keep, connect_timeout))
+                link = await _open_link(target, tls, server_name, protocol, keep, connect_timeout)
+                return cls(link, target)
         except TimeoutError as exc:
             raise TransportError(f"can't connect to {target} within {connect_timeout} s") from exc
         except OSError as exc:
             raise TransportError(f"can't connect to {target}: {exc}") from exc
+
+    async def wait_greeted(self, timeout: float) -> None:
+        """Wait for the server's first frame, which it sends as soon as it is connected (RFC 9113, 3.4).
+
+        The system accepts connections for a server that stands still, and for one that speaks no HTTP/2.
+
+        Args:
+            timeout: Seconds to wait.
+
+        Raises:
+            TransportError: No frame came in time, or the connection failed. No call was made.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                await self._link.greeted()
+        except TimeoutError as exc:
+            text = f"{self._address} accepted the connection and sent nothing within {timeout:.3g} s"
+            raise TransportError(text) from exc
+        if not self.is_usable:
+            raise TransportError(f"{self._address}: {self._link.protocol.refusal}")
 
     @property
     def is_usable(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
@@ -144,17 +145,21 @@ class Connections:
         if self._closed:
             return
         options = self._options
-        begun = perf_counter()
+        begun, deadline = perf_counter(), Deadline(min(timeout, options.connect_timeout))
         channel = await Channel.connect(
             options.reachable(address),
             tls=options.context,
             server_name=server_name_of(options.tls_server_name, address),
-            connect_timeout=min(timeout, options.connect_timeout),
+            connect_timeout=deadline.timeout,
             keepalive=options.ping_interval,
             max_message=options.max_message_bytes,
             max_header_list=options.max_header_bytes,
             window=options.window,
         )
+        with ExitStack() as unless_it_serves:
+            unless_it_serves.callback(lambda: self._spawn(channel.close()))
+            await channel.wait_greeted(deadline.left)
+            unless_it_serves.pop_all()
         taken = perf_counter() - begun
         self._latencies[address] = min(taken, self._latencies.get(address, taken))
         self._avoided.pop(address, None)

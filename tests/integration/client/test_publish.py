@@ -193,7 +193,8 @@ async def test_the_ack_of_another_message_on_the_ack_inbox_is_not_taken(
 async def test_id_of_a_message_without_an_ack_is_not_used_again_on_the_same_ack_inbox(
     liftbridge_server: LiftbridgeCluster, client: Client, stream: str, give_up: str
 ) -> None:
-    address, mine = liftbridge_server.addresses[0], {"ack_inbox": f"{stream}.acks", "correlation_id": "a"}
+    address = liftbridge_server.addresses[0]
+    mine: dict[str, Any] = {"ack_inbox": f"{stream}.acks", "correlation_id": "a"}
     with FaultProxy(address) as proxy:
         async with liftenvelope.connect(address, address_map={address: proxy.address}, ack_wait=60) as late:
             await late.publish(stream, b"first")

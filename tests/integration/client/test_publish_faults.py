@@ -273,3 +273,18 @@ async def test_error_of_a_user_function_reaches_the_publishes_and_the_next_one_w
             proxy.accept()
             assert await client.publish(name, b"w") is not None
     assert [message.value for message in liftbridge_server.read(name, count=2)] == [b"v", b"w"]
+
+
+async def test_broker_that_accepts_connections_and_stands_still_is_passed_over(
+    liftbridge_server: LiftbridgeCluster, name: str
+) -> None:
+    address = liftbridge_server.addresses[0]
+    liftbridge_server.create_stream(name)
+    seed = f"localhost:{address.rpartition(':')[2]}"  # for the client, another broker than the advertised one
+    with FaultProxy(address) as proxy:
+        proxy.stall()
+        async with liftenvelope.connect(
+            seed, address_map={address: proxy.address}, connect_timeout=1.0, ack_wait=60, timeout=60
+        ) as client:
+            assert await client.publish(name, b"v") is not None
+        assert proxy.connections
