@@ -126,7 +126,9 @@ class Lane:
                     await self._converse(call)
                 if not self.flight.pending:
                     break
-        except Exception as exc:  # noqa: BLE001 - of broker_selection or on_event: raised by the publishes
+        except Exception as exc:  # of broker_selection or on_event: raised by the publishes
+            if not self.flight.pending:
+                raise
             self._streams.settle(self.flight.fail(exc))
         finally:
             if self._idle_timer is not None:

@@ -243,6 +243,29 @@ def test_abandoned_messages_are_all_settled() -> None:
     assert flight.waiting_bytes == 0
 
 
+def test_failure_on_this_side_is_the_outcome_of_messages_that_were_not_sent() -> None:
+    flight, entries, bucket = in_flight(3, retry=True, sent=1)
+    flight.ended(None)
+    failure = ValueError("no broker")
+    outcomes = [outcome for _, outcome in flight.fail(failure)]
+    assert isinstance(outcomes[0], TransportError)
+    assert (outcomes[0].sent, outcomes[0].__cause__) == (True, failure)
+    assert outcomes[1:] == [failure, failure]
+    assert [one.state for one in entries] == [DONE] * 3
+    assert not bucket
+    assert not flight.pending
+
+
+def test_ids_of_sent_messages_that_were_given_up_are_remembered_until_the_stream_ends() -> None:
+    flight, entries, _ = in_flight(3, sent=2)
+    flight.feed([acked(0)])
+    flight.drop(entries[1])
+    flight.drop(entries[2])
+    assert [one.correlation_id in flight.given_up for one in entries] == [False, True, False]
+    flight.ended(None)
+    assert entries[1].correlation_id not in flight.given_up
+
+
 def test_given_up_messages_are_not_sent() -> None:
     flight, entries, _ = in_flight(3)
     flight.drop(entries[1])
