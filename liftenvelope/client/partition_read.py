@@ -199,7 +199,8 @@ class PartitionRead:
         """Check that a stream is the one that the read began with.
 
         A stream that was deleted and created again has other messages at the offsets of the first one. Its
-        creation time is decided once for all brokers, which keep it over restarts.
+        creation time is decided once for all brokers, which keep it over restarts. A broker that is behind,
+        such as one that has just started, may still know an earlier stream of the name: that proves nothing.
 
         Args:
             stream: Metadata of the stream, as of now.
@@ -207,7 +208,7 @@ class PartitionRead:
         Raises:
             StreamDeletedError: It is another stream of that name.
         """
-        if self.created_ns and stream.created_ns and stream.created_ns != self.created_ns:
+        if 0 < self.created_ns < stream.created_ns:
             text = f"{self.name}: the stream was deleted, and another one of that name was created since"
             raise StreamDeletedError(StatusCode.NOT_FOUND, f"{text}: read that one from its start")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.client._reading.ahead import start_after
-from liftenvelope.client.metadata import PartitionInfo
+from liftenvelope.client.metadata import PartitionInfo, StreamInfo
 from liftenvelope.client.partition_read import GroupIdentity, PartitionRead, Verdict, read_messages
 from liftenvelope.client.positions import At, Cursor, StartAt, StopAt
 from liftenvelope.errors import (
@@ -69,6 +69,19 @@ class Server:
         if has_stop and not self.overshoots:
             found = [offset for offset in found if offset <= request.stopOffset]
         return found, REACHED if has_stop else None
+
+
+@pytest.mark.parametrize(("created_ns", "is_another"), [(0, False), (4, False), (5, False), (6, True)])
+def test_stream_is_another_one_if_it_was_created_later(created_ns: int, is_another: bool) -> None:
+    stream = StreamInfo("foo", created_ns=created_ns)
+    read = PartitionRead("foo", 0, EARLIEST, None)
+    read.check_stream(stream)  # nothing is known of the read's own stream yet
+    read.created_ns = 5
+    if not is_another:  # also for an earlier one: the broker that knows it is behind
+        read.check_stream(stream)
+        return
+    with pytest.raises(StreamDeletedError, match="another one of that name"):
+        read.check_stream(stream)
 
 
 def test_negative_offsets_are_refused() -> None:
