@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._deadlines import Deadline
+from liftenvelope.client._recent import note
 from liftenvelope.client.options import server_name_of
 from liftenvelope.consumers.locks import holding
 from liftenvelope.errors import CallTimeoutError, TransportError, UsageError
@@ -25,6 +26,8 @@ __all__ = ["Connections"]
 
 #: Seconds for which an address is avoided after it could not be reached.
 _AVOIDED: Final = 5.0
+#: Addresses to remember: a cluster may name ever new ones.
+_MOST_ADDRESSES: Final = 1_000
 
 
 @dataclass(slots=True, eq=False)
@@ -113,11 +116,16 @@ class Connections:
         """Make room for a call. Callers connect one at a time, and the deadline includes the wait."""
         text = f"{address}: no connection within {deadline.timeout:.3g} s"
         try:
-            async with holding(self._making.setdefault(address, asyncio.Lock()), deadline, text):
+            async with holding(self._lock(address), deadline, text):
                 await self._make_room(address, deadline.left)
         except CallTimeoutError as exc:
             if not self._usable(address):
                 raise CallNotProcessedError(str(exc)) from exc
+
+    def _lock(self, address: str) -> asyncio.Lock:
+        lock = self._making.get(address) or asyncio.Lock()
+        note(self._making, address, lock, _MOST_ADDRESSES)
+        return lock
 
     async def _make_room(self, address: str, timeout: float) -> None:
         """Connect, unless the pool is full or a connection has become free."""
@@ -161,7 +169,7 @@ class Connections:
             await channel.wait_greeted(deadline.left)
             unless_it_serves.pop_all()
         taken = perf_counter() - begun
-        self._latencies[address] = min(taken, self._latencies.get(address, taken))
+        note(self._latencies, address, min(taken, self._latencies.get(address, taken)), _MOST_ADDRESSES)
         self._avoided.pop(address, None)
         self._keep(address, channel)
 
@@ -179,7 +187,7 @@ class Connections:
         """Return the connections that accept calls; close unusable ones once their open calls have ended."""
         pooled = self._pool.get(address, [])
         for one in [one for one in pooled if not one.channel.is_usable]:
-            self._lost[address] += not one.is_lost
+            note(self._lost, address, self._lost[address] + (not one.is_lost), _MOST_ADDRESSES)
             one.is_lost = True
             if not one.channel.open_calls:
                 pooled.remove(one)
@@ -204,6 +212,7 @@ class Connections:
     def _close_idle(self) -> None:
         """Close connections found idle by two checks in a row, half of ``keep_alive_time`` apart."""
         self._sweep = None
+        self._pool = {address: pooled for address, pooled in self._pool.items() if pooled}
         for address in list(self._pool):
             for one in self._usable(address):
                 is_idle = not one.channel.open_calls

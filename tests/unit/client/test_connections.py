@@ -252,6 +252,32 @@ class TestClose:
             await until(lambda: not broker.server.links)
 
 
+async def lose(connections: Connections, address: str, broker: ScriptedBroker) -> None:
+    """Lose the only connection to an address, and have the pool notice it."""
+    (one,) = connections._usable(address)
+    broker.drop()
+    await until(lambda: not one.channel.is_usable)
+    assert not connections._usable(address)
+
+
+async def test_addresses_that_are_named_once_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections_module, "_MOST_ADDRESSES", 10)
+    async with scripted() as (broker,):
+        made_up = [f"127.0.1.{number}:1" for number in range(50)]
+        mapped = [f"named-{number}.invalid:1" for number in range(50)]
+        connections = pool(address_map=dict.fromkeys(mapped, broker.address), keep_alive_time=60.0)
+        for refused, reached in zip(made_up, mapped, strict=True):
+            with pytest.raises(CallNotProcessedError):
+                await connections.channel(refused)
+            assert await call(connections, reached)
+            await lose(connections, reached, broker)
+        for table in (connections._making, connections._latencies, connections._lost):
+            assert len(table) <= 10
+        connections._close_idle()
+        assert not connections._pool
+        await connections.close()
+
+
 async def test_knows_how_long_connecting_took() -> None:
     async with scripted() as (broker,):
         connections = pool()
