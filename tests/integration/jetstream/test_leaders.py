@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -65,6 +66,19 @@ async def test_leader_of_a_stream_steps_down(url: str) -> None:
         wanted = after.replicas[-1].name
         assert await stream.step_down(wanted) == wanted
         assert placed((await stream.info()).cluster).leader == wanted
+
+
+async def test_stream_keeps_the_time_of_its_creation(url: str) -> None:
+    """Ordered consumers know a stream by that time: see _ordered_places."""
+    async with jetstream(url) as js:
+        stream = await stream_of(js)
+        created = stream.cached_info.created
+        assert created is not None
+        await stream.step_down()
+        assert (await stream.info()).created == created
+        config = replace(stream.cached_info.config, description="changed", num_replicas=1)
+        assert (await js.update_stream(config)).cached_info.created == created
+        assert (await stream.info()).created == created
 
 
 async def test_leader_of_a_consumer_steps_down_to_a_replica(url: str) -> None:
