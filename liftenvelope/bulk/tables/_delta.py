@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope.bulk.errors import TableSchemaError
 from liftenvelope.bulk.tables._columns import check_required, convert, merged_schema, table_schema
 from liftenvelope.bulk.tables._partitioning import (
     PartitionBy,
@@ -36,6 +37,22 @@ _CREATED: Final = "created"
 _COMMIT: Final = "liftenvelope.commit"
 #: Application whose transaction has the time of the last upkeep.
 _MAINTAINED: Final = "liftenvelope/maintained"
+
+
+def _check_case(schema: pa.Schema) -> None:
+    """Check that names differ in more than their case, which Delta does not keep apart.
+
+    Raises:
+        TableSchemaError: Two do not.
+    """
+    seen: dict[str, pa.Field] = {}
+    for field in schema:
+        other = seen.setdefault(field.name.lower(), field)
+        if other is not field:
+            text = f"column {field.name!r} must differ from column {other.name!r} in more than its case"
+            raise TableSchemaError(
+                f"{text} for Delta: leave it out by columns=", field.name, str(other.type), str(field.type)
+            )
 
 
 class DeltaTarget:
@@ -90,6 +107,7 @@ class DeltaTarget:
     def prepare(self, schema: pa.Schema, record: str) -> TableState:
         """Create the table, or find the columns that it lacks. The next commit adds them. See TableTarget."""
         wanted = table_schema(schema)
+        _check_case(wanted)
         if self._table is None:
             self._table = self._create(wanted)
         table = self._table
@@ -100,6 +118,7 @@ class DeltaTarget:
         self._schema = merged_schema(
             table_schema(there, keep_ns=True), with_time_columns(wanted, self._parts)
         )
+        _check_case(self._schema)
         required = {field.name for field in there if not field.nullable} - {one.name for one in self._parts}
         check_required(required, schema)
         if table.metadata().configuration.get(self._record) != record:

@@ -554,6 +554,20 @@ class TestSchema:
         assert table["value"].null_count == 1
         assert lake.offsets() == list(range(7))
 
+    @pytest.mark.parametrize(
+        "messages", [[b'{"a":1}', b'{"A":2}'], [b'{"a":1,"A":2}']], ids=["later", "first"]
+    )
+    def test_columns_that_differ_in_case_alone_are_refused_by_delta(
+        self, server: NatsServer, stream: str, tmp_path: Path, messages: list[bytes]
+    ) -> None:
+        lake = Lake("delta", tmp_path, server.url)
+        for message in messages[:-1]:
+            publish(server.url, [(f"{stream}.x", message, None)])
+            lake.write(stream, payload="json")
+        publish(server.url, [(f"{stream}.x", messages[-1], None)])
+        with pytest.raises(TableSchemaError, match="column 'A' must differ from column 'a' in more than"):
+            lake.write(stream, payload="json")
+
     def test_other_type_names_column_and_types(self, lake: Lake, stream: str) -> None:
         lake.create(pa.schema([("offset", pa.int32()), ("value", pa.binary())]))
         with pytest.raises(
