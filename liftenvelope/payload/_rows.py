@@ -43,9 +43,13 @@ def batch_of(arrays: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.Rec
 
 
 def as_types(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows with the names and types of a schema."""
+    """Return rows with the names and types of a schema.
+
+    Raises:
+        UsageError: A value does not fit.
+    """
     columns = [
-        column if column.type == field.type else column.cast(field.type)
+        column if column.type == field.type else cast_column(field.name, column, field.type)
         for column, field in zip(rows.columns, schema, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -59,7 +63,10 @@ def cast_column(name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
     """
     check_fields(name, column.type, kind)
     try:
-        found = column.cast(kind)
+        if pa.types.is_dictionary(column.type):  # Arrow has no cast of a dictionary of views
+            found = column.dictionary.cast(kind).take(column.indices)
+        else:
+            found = column.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as exc:
         raise UsageError(f"data: column {name!r} must fit type {kind} of the schema: {exc}") from exc
     if infinities(found) > infinities(column):

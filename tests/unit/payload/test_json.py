@@ -320,12 +320,15 @@ class TestOptions:
             {
                 "v": pa.array(["x", None], pa.string_view()),
                 "d": pa.array(["y", None]).dictionary_encode(),
+                "c": pa.DictionaryArray.from_arrays(
+                    pa.array([1, None], pa.uint32()), pa.array(["x", "y"], pa.string_view())
+                ),
                 "l": pa.array([["z"], None], pa.large_list(pa.string_view())),
                 "s": pa.array([{"f": "z"}, None], pa.struct({"f": pa.string_view()})),
             }
         )
         values = Json().encoder(rows.schema).encode(rows)
-        wanted = {"v": pa.string(), "d": pa.string(), "l": pa.large_list(pa.string())}
+        wanted = {"v": pa.string(), "d": pa.string(), "c": pa.string(), "l": pa.large_list(pa.string())}
         schema = pa.schema({**wanted, "s": pa.struct({"f": pa.string()})})
         found = Json(schema).decoder().decode(values)
         assert found.bad == ()
