@@ -117,9 +117,12 @@ def _opened(data: Any) -> pa.RecordBatchReader:
         return data.to_reader()
     if isinstance(data, pa.RecordBatchReader):
         return data
-    if hasattr(data, "__arrow_c_stream__"):
-        return pa.RecordBatchReader.from_stream(data)
     kind = type(data).__name__
+    if hasattr(data, "__arrow_c_stream__"):
+        try:
+            return pa.RecordBatchReader.from_stream(data)
+        except pa.ArrowInvalid as exc:  # a single column, for example
+            raise UsageTypeError(f"data must export a table as Arrow, got {kind}: {exc}") from exc
     raise UsageTypeError(f"data must be an Arrow table, batch or reader, or export Arrow, got {kind}")
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from liftenvelope.bulk.outgoing import batches_of, open_rows, published
-from liftenvelope.errors import UsageError
+from liftenvelope.errors import UsageError, UsageTypeError
 from tests.unit.broken_arrow import with_more_rows
 
 
@@ -18,6 +18,11 @@ def test_column_that_stands_twice_is_refused(names: tuple[str, ...]) -> None:
     table = pa.Table.from_arrays([pa.array([b"x"])] * len(names), names)
     with pytest.raises(UsageError, match=f"data must have each column once, got '{names[-1]}' twice"):
         open_rows(table)
+
+
+def test_column_without_a_table_is_refused() -> None:
+    with pytest.raises(UsageTypeError, match="data must export a table as Arrow, got ChunkedArray: "):
+        open_rows(pa.chunked_array([[b"x"]]))
 
 
 @pytest.mark.parametrize("batches", [published, lambda reader: batches_of(reader, 100)])
