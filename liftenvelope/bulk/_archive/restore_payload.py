@@ -81,11 +81,12 @@ class _EncodedMessages(ArchivedMessages):
     """Messages of a file with typed rows: one row for each message, or many in a packed format."""
 
     def __init__(self, file: Any, typed: list[str], kind: PayloadFormat) -> None:
-        names = file.schema_arrow.names
+        schema = file.schema_arrow  # pyarrow makes it anew for each look
+        names = schema.names
         super().__init__(file, ["value", *(name for name in _OWN if name in names and name not in typed)])
         self._typed = typed
         self._kind = kind
-        self._encoder: PayloadEncoder = kind.encoder(pa.schema([file.schema_arrow.field(n) for n in typed]))
+        self._encoder: PayloadEncoder = kind.encoder(pa.schema([schema.field(name) for name in typed]))
         self._keeps_bad = "bad_value" in names and "bad_value" not in typed
 
     def batches(self) -> Iterator[pa.RecordBatch]:
