@@ -23,6 +23,8 @@ else:
 
 __all__ = ["bad_option", "payload_fields", "payload_option", "quoted"]
 
+#: Most digits of Spark's decimals.
+_DIGITS: Final = 38
 _PLAIN: Final = (
     (pa.types.is_boolean, pa.bool_(), "BOOLEAN"),
     (pa.types.is_int8, pa.int8(), "TINYINT"),
@@ -38,8 +40,10 @@ _PLAIN: Final = (
     (pa.types.is_float64, pa.float64(), "DOUBLE"),
     (pa.types.is_string, pa.string(), "STRING"),
     (pa.types.is_large_string, pa.string(), "STRING"),
+    (pa.types.is_string_view, pa.string(), "STRING"),
     (pa.types.is_binary, pa.binary(), "BINARY"),
     (pa.types.is_large_binary, pa.binary(), "BINARY"),
+    (pa.types.is_binary_view, pa.binary(), "BINARY"),
     (pa.types.is_fixed_size_binary, pa.binary(), "BINARY"),
     (pa.types.is_date, pa.date32(), "DATE"),
 )
@@ -116,8 +120,8 @@ def _in_spark(name: str, kind: Any) -> tuple[Any, str]:
     if pa.types.is_timestamp(kind):
         zone, ddl = (None, "TIMESTAMP_NTZ") if kind.tz is None else ("UTC", "TIMESTAMP")
         return pa.timestamp("us", zone), ddl
-    if pa.types.is_decimal128(kind):
-        return kind, f"DECIMAL({kind.precision},{kind.scale})"
+    if pa.types.is_decimal(kind) and 0 <= kind.scale <= kind.precision <= _DIGITS:
+        return pa.decimal128(kind.precision, kind.scale), f"DECIMAL({kind.precision},{kind.scale})"
     if pa.types.is_dictionary(kind):
         return _in_spark(name, kind.value_type)
     return _nested(name, kind)

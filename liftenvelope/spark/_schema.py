@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import require
+from liftenvelope.errors import UsageError
 from liftenvelope.spark._payload import payload_fields, quoted
 from liftenvelope.spark._words import nearest
 from liftenvelope.spark.errors import OptionError
@@ -193,11 +194,15 @@ def _array(field: pa.Field, batch: pa.RecordBatch) -> pa.Array:
         return _micros(column)
     if name == "headers":
         return header_lists(column)
-    if pa.types.is_dictionary(column.type):
-        return column.dictionary_decode().cast(field.type)
     if column.type == field.type:
         return column
-    return pc.cast(column, options=pc.CastOptions(field.type, allow_time_truncate=True))
+    try:
+        if pa.types.is_dictionary(column.type):
+            return column.dictionary.cast(field.type).take(column.indices)
+        return pc.cast(column, options=pc.CastOptions(field.type, allow_time_truncate=True))
+    except pa.ArrowInvalid as exc:
+        text = f"payload: field {name!r} must fit type {field.type} of Spark: {exc}"
+        raise UsageError(f"{text}; leave it out of the schema") from exc
 
 
 def _micros(column: pa.Array) -> pa.Array:

@@ -14,6 +14,7 @@ import pytest
 from liftenvelope.bulk._engine.schema import make_schema
 from liftenvelope.envelope import new_message, unmarshal_message
 from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, UsageError
+from liftenvelope.payload import ArrowBatches
 from liftenvelope.spark._columns import ENVELOPE_TYPE, decoded_structs, encoded_structs, with_columns
 from liftenvelope.spark._schema import (
     BATCH_BYTES,
@@ -48,6 +49,18 @@ def bulk_batch(rows: int, *, value: bytes = b"v", envelope: str = "none") -> pa.
     }
     arrays = [pa.array(columns[field.name], field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def payload_batches(columns: dict[str, pa.Array]) -> list[pa.RecordBatch]:
+    """Return two rows with typed columns as Spark gets them."""
+    kind = ArrowBatches(pa.schema([(name, column.type) for name, column in columns.items()]))
+    schema = spark_schema(RowOptions(payload=kind))
+    plain = bulk_batch(2)
+    given = dict(zip(plain.schema.names, plain.columns, strict=True))
+    batch = pa.record_batch({**given, "row": pa.array([0, 1], pa.int32()), **columns})
+    found = list(spark_batches([batch], schema, "orders", 3))
+    assert all(one.schema == schema for one in found)
+    return found
 
 
 def spark_rows(
@@ -111,6 +124,30 @@ class TestRows:
         (found,) = spark_rows(batch)
         assert found["timestamp"].cast(pa.int64()).to_pylist() == [time // 1_000 for time in times]
         assert found["timestamp_nanos"].to_pylist() == times
+
+    def test_types_of_a_payload_become_those_of_spark(self) -> None:
+        view = pa.string_view()
+        columns = {
+            "v": pa.array(["x", None], view),
+            "b": pa.array([b"x", None], pa.binary_view()),
+            "c": pa.DictionaryArray.from_arrays(pa.array([1, None], pa.uint32()), pa.array(["x", "y"], view)),
+            "t": pa.array([1_001, None], pa.timestamp("ns")),
+        }
+        (found,) = payload_batches(columns)
+        assert [found[name].to_pylist() for name in "vbc"] == [["x", None], [b"x", None], ["y", None]]
+        assert found["t"].cast(pa.int64()).to_pylist() == [1, None]
+
+    def test_time_of_a_payload_beyond_microseconds_is_named(self) -> None:
+        with pytest.raises(
+            UsageError, match=r"field 't' must fit type timestamp\[us\] of Spark: .*; leave it"
+        ):
+            payload_batches({"t": pa.array([2**45, None], pa.timestamp("s"))})
+
+    def test_decimal_with_a_negative_scale_is_refused(self) -> None:
+        with pytest.raises(
+            OptionError, match=r"'d' must have a type that Spark has, got decimal128\(5, -2\)"
+        ):
+            payload_batches({"d": pa.array([None, None], pa.decimal128(5, -2))})
 
     def test_what_is_the_same_in_every_row_of_batches_of_any_length(self) -> None:
         schema = spark_schema(RowOptions())
