@@ -36,18 +36,19 @@ ACK = marshal_ack(
         commit_timestamp_ns=1_700_000_000_123_556_789,
     )
 )
-# Where callgrind finds the instructions.
+# Measured with empty functions of the same arguments, functions that only make the same objects, and loops
+# that read the fields of one object.
 ENCODE_LIMIT = (
-    "The interpreter takes 27 % of its instructions for the call with its five arguments, the memory of the "
-    "result 12 %, and the encoder half."
+    "Of 66 ns, an empty function with the same five arguments takes 35, the memory of the result 5, and the "
+    "encoder 26."
 )
 MESSAGE_LIMIT = (
-    "The interpreter, which reads the twelve fields, takes 40 % of its instructions, the memory of the "
-    "fields 14 %."
+    "Of 140 ns, an empty call takes 16, the message, its value, key and id take 40, and reading the twelve "
+    "fields takes 43. The target leaves 17 to the decoder, which takes 41."
 )
 ACK_LIMIT = (
-    "About 33 % of its instructions are the interpreter's, which reads the ten fields, 14 % make its three "
-    "numbers, 15 % parse, 6 % make its correlation id."
+    "Of 142 ns, an empty call takes 16, the ack, its three numbers and its id take 51, and reading the ten "
+    "fields takes 38. The target leaves 4 to the decoder, which takes 37."
 )
 
 
