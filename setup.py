@@ -37,7 +37,7 @@ FLAGS = {
     "sanitize": (
         [
             "-O1",
-            "-g",
+            "-g1",  # lines for the reports: all of -g takes half as long again to compile
             "-fno-omit-frame-pointer",
             "-fsanitize=address,undefined",
             "-fno-sanitize-recover=undefined",

@@ -21,14 +21,14 @@ from __future__ import annotations
 import argparse
 import gc
 import mmap
+import multiprocessing
 import os
 import random
 import subprocess
 import sys
-import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -117,41 +117,50 @@ class Campaign:
         )
 
 
-def work(options: argparse.Namespace) -> None:
-    """Fuzz one target in this process."""
+def work(target: Any, options: argparse.Namespace, note: mmap.mmap) -> None:
+    """Fuzz one target, in a process of its own."""
+    campaign = Campaign(target, options.seed, note)
+    if options.input is not None:
+        campaign.fuzzer.one(options.input)
+    else:
+        campaign.run(max(options.inputs // target.share, 1))
+
+
+def fuzz(options: argparse.Namespace) -> bool:
+    """Fuzz the targets, each in a fork of this process; return True if no input failed.
+
+    A report of a sanitizer ends its process. Forks, because the imports take seconds under the sanitizers.
+    """
     # The extensions key their hash tables on import, which is below: keys that follow the seed give the same
     # edges again.
     os.urandom = random.Random(options.seed).randbytes
     targets = import_module("tests.fuzz.targets")
-    target = {**targets.TARGETS, **targets.PLANTED}[options.target]
-    with options.worker.open("r+b") as file, mmap.mmap(file.fileno(), 0) as note:
-        campaign = Campaign(target, options.seed, note)
-        if options.input is not None:
-            campaign.fuzzer.one(options.input)
-        else:
-            campaign.run(max(options.inputs // target.share, 1))
-        del campaign  # it holds a view of the note
+    known = {**targets.TARGETS, **targets.PLANTED}
+    import_module("liftenvelope_fuzz_engine")
+    names = [options.target] if options.target else list(targets.TARGETS)
+    fork, sound = multiprocessing.get_context("fork"), True
+    running: dict[int, tuple[Any, mmap.mmap]] = {}
+    while names or running:
+        while names and len(running) < options.jobs:
+            name, note = names.pop(0), mmap.mmap(-1, 4 + LARGEST)
+            process = fork.Process(target=work, args=(known[name], options, note), name=name)
+            process.start()
+            running[process.sentinel] = process, note
+        for ended in connection.wait(list(running)):
+            assert isinstance(ended, int)  # a sentinel
+            process, note = running.pop(ended)
+            process.join()
+            sound &= passed(process.name, process.exitcode, note, options.seed)
+    return sound
 
 
-def fuzz(name: str, options: argparse.Namespace) -> bool:
-    """Fuzz one target in a process of its own; say what failed, and how to run it again."""
-    # A file of this run alone: to truncate one that another campaign has mapped kills its process.
-    with tempfile.NamedTemporaryFile(suffix=f"-{name}.bin") as note:
-        note.write(bytes(4 + LARGEST))
-        note.flush()
-        arguments = ["--worker", note.name, "--target", name, "--seed", str(options.seed)]
-        if options.input is not None:
-            arguments += ["--input", options.input.hex()]
-        command = [sys.executable, __file__, *arguments, "--inputs", str(options.inputs)]
-        done = subprocess.run(command, cwd=sanitized.ROOT, env=sanitized.environment(), check=False)
-        note.seek(0)
-        raw = note.read()
-    if done.returncode:
-        data = raw[4 : 4 + int.from_bytes(raw[:4], sys.byteorder)]
-        what = f"exit status {done.returncode} by seed {options.seed}, last input {data!r}"
-        print(f"\n{name}: FAILED with {what}")
+def passed(name: str, status: int, note: mmap.mmap, seed: int) -> bool:
+    """Return True if a process ended well; otherwise say what failed, and how to run it again."""
+    if status:
+        data = note[4 : 4 + int.from_bytes(note[:4], sys.byteorder)]
+        print(f"\n{name}: FAILED with exit status {status} by seed {seed}, last input {data!r}")
         print(f"again: python tests/fuzz/campaign.py --target {name} --input {data.hex()}", flush=True)
-    return done.returncode == 0
+    return status == 0
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
@@ -163,7 +172,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count(), help="processes; default: one per processor"
     )
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--sanitized", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(2**32)
@@ -173,15 +182,12 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     """Build, fuzz, report."""
     options = parsed(arguments)
-    if options.worker:
-        work(options)
-        return 0
+    if options.sanitized:
+        return 0 if fuzz(options) else 1
     sanitized.build()
-    names = [options.target] if options.target else list(import_module("tests.fuzz.targets").TARGETS)
     print(f"seed {options.seed}", flush=True)
-    with ThreadPoolExecutor(options.jobs) as pool:
-        sound = list(pool.map(lambda name: fuzz(name, options), names))
-    return 0 if all(sound) else 1
+    command = [sys.executable, __file__, "--sanitized", *arguments, "--seed", str(options.seed)]
+    return subprocess.run(command, cwd=sanitized.ROOT, env=sanitized.environment(), check=False).returncode
 
 
 if __name__ == "__main__":

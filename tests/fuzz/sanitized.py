@@ -31,7 +31,7 @@ MODULES = ("engine", "planted")
 TESTS = ("tests/unit", "tests/twin")
 FLAGS = [
     "-O1",
-    "-g",
+    "-g1",
     "-fno-omit-frame-pointer",
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=undefined",
@@ -111,6 +111,7 @@ def build_modules() -> None:
         "build_ext"
     )
     command.build_lib, command.build_temp = str(LIBRARY), str(BASE / "modules")
+    command.parallel = len(MODULES)
     command.ensure_finalized()
     command.run()
 
