@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from liftenvelope import envelope
 from liftenvelope._native import _fastenv as fast
 from liftenvelope._native import values
 from liftenvelope.errors import EnvelopeError, LiftEnvelopeError
@@ -224,6 +225,11 @@ def test_signatures_are_the_same() -> None:
         assert [(p.name, p.kind, p.default) for p in ours.values()] == [
             (p.name, p.kind, p.default) for p in theirs.values()
         ], name
+
+
+@pytest.mark.parametrize("name", [name for name in envelope.__all__ if name.islower()])
+def test_functions_have_the_docstrings_of_the_twin(name: str) -> None:
+    assert getattr(fast, name).__doc__ == getattr(slow, name).__doc__
 
 
 def test_what_is_made_here_is_of_this_twin() -> None:
