@@ -475,6 +475,15 @@ def test_sans_io() -> None:
     assert faults_of(sans_io, check) == {}
 
 
+def test_no_timer_is_asked_for_its_time() -> None:
+    """uvloop returns a handle without ``when()`` for a timer that is due at once."""
+
+    def check(path: Path) -> object:
+        return ".when()" in path.read_text()
+
+    assert faults_of(SOURCES + CYTHON, check) == {}
+
+
 def test_sizes() -> None:
     def check(path: Path) -> object:
         lines = len(path.read_text().splitlines())

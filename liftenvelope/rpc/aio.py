@@ -145,6 +145,8 @@ class Call(Incoming):
         self._id = call_id
         self._error: RpcError | TransportError | None = None
         self._timer: asyncio.TimerHandle | None = None
+        # uvloop's handle of a timer that is due at once does not tell its time.
+        self._ends_at = None if timeout is None else link.loop.time() + timeout
         self.pause = 0.0
         self._pacer = ReadPacer()
         link.add(call_id, self, self._flow)
@@ -223,7 +225,7 @@ class Call(Incoming):
         """Record the end of the call. Called by the connection."""
         self._error = event.error
         if event.cancelled:
-            left = None if self._timer is None else self._timer.when() - self._link.loop.time()
+            left = None if self._ends_at is None else self._ends_at - self._link.loop.time()
             self._error = cancelled_by_server(left)
         self.trailing_metadata = event.metadata
         if self._timer is not None:

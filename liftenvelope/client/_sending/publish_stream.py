@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
 
 from liftenvelope._deadlines import Deadline, DeadlineBuckets
@@ -69,6 +70,8 @@ class PublishStreams:
         self._deadlines = DeadlineBuckets(_RESOLUTION)
         self._last_bucket: dict[str, Entry] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        #: Time of the timer. uvloop's handle of a timer that is due at once does not tell its time.
+        self._timer_at = inf
         self._lanes: dict[str, Lane] = {}
         self._pins: dict[tuple[str, int], Lane] = {}
         # Number of pins at which idle ones are dropped.
@@ -177,7 +180,7 @@ class PublishStreams:
         bucket = self._deadlines.bucket(deadline)
         if bucket is not self._last_bucket:
             self._last_bucket = bucket
-            if self._timer is None or self._timer.when() > deadline + _RESOLUTION:
+            if self._timer_at > deadline + _RESOLUTION:
                 self._set_timer(deadline + _RESOLUTION)
         return bucket
 
@@ -278,11 +281,11 @@ class PublishStreams:
     def _set_timer(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(at, self._expire)
+        self._timer, self._timer_at = asyncio.get_running_loop().call_at(at, self._expire), at
 
     def _expire(self) -> None:
         """Settle messages whose deadline has passed."""
-        self._timer = None
+        self._timer, self._timer_at = None, inf
         self._last_bucket = None
         now = asyncio.get_running_loop().time()
         for bucket in self._deadlines.pop_due(now):

@@ -157,6 +157,8 @@ class PullFeed:
         self._watch = watch_of(source.api.nc)
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        #: Time of the timer. uvloop's handle of a timer that is due at once does not tell its time.
+        self._timer_at = inf
         self._checking: asyncio.Task[None] | None = None
         self._releasing: asyncio.Task[None] | None = None
         #: True to release the pin at the end.
@@ -339,9 +341,9 @@ class PullFeed:
         """
         now = self._loop.time()
         if now - due > LATE and turns < TURNS:
-            self._timer = self._loop.call_at(now, self._tick, due, turns + 1)
+            self._timer, self._timer_at = self._loop.call_at(now, self._tick, due, turns + 1), now
             return
-        self._timer = None
+        self._timer, self._timer_at = None, inf
         self._core.tick(now)
         self._act()
         self._arm()
@@ -349,11 +351,11 @@ class PullFeed:
     def _arm(self) -> None:
         """Set the timer for the core's next tick."""
         due = self._core.next_tick(self._loop.time())
-        if self._ending or (self._timer is not None and self._timer.when() <= due):
+        if self._ending or self._timer_at <= due:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(due, self._tick, due)
+        self._timer, self._timer_at = self._loop.call_at(due, self._tick, due), due
 
     async def _check(self, number: int) -> None:
         """Look the consumer up and report the result to the core.
