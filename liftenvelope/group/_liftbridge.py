@@ -118,6 +118,10 @@ class LiftbridgeTopic:
         """Return when the stream was created, in ns since 1970; 0 before it was looked up."""
         return self._created_ns
 
+    def is_restored(self, _partition: int, /) -> bool:
+        """Return False: there are no backups of Liftbridge streams."""
+        return False
+
     async def _learn(self) -> None:
         """Note when the stream was created."""
         found = (await self._client.fetch_metadata(streams=[self._stream])).get_stream(self._stream)

@@ -17,6 +17,7 @@ __all__ = [
     "TopicSource",
     "as_source_message",
     "content_of",
+    "continues",
     "created_of",
     "newest_of",
 ]
@@ -140,6 +141,17 @@ class DatedSource(TopicSource, Protocol):
         It must be known after :meth:`bounds` and after the first message of a feed.
         """
         ...
+
+    def is_restored(self, partition: int, /) -> bool:
+        """Return True if the stream has messages that are older than itself: offsets of before are valid."""
+        ...
+
+
+def continues(source: TopicSource, partition: int, created_ns: int) -> bool:
+    """Return True if offsets of the stream that was created at this time, 0 if not known, are still valid."""
+    if not isinstance(source, DatedSource) or not created_ns:
+        return True
+    return source.created_ns(partition) <= created_ns or source.is_restored(partition)
 
 
 def created_of(source: TopicSource, partition: int) -> int:

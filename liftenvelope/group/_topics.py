@@ -194,6 +194,8 @@ class JetStreamTopicSource:
         self._prefetch = prefetch
         #: Creation times of the streams in ns since 1970, by stream, as last heard of.
         self._created: dict[str, int] = {}
+        #: Streams with messages that are older than themselves.
+        self._restored: set[str] = set()
         #: Requests for the ends of streams, by stream.
         self._ends: dict[str, asyncio.Task[int]] = {}
 
@@ -211,14 +213,25 @@ class JetStreamTopicSource:
     async def _stream(self, name: str) -> Stream:
         """Look a stream up, and note when it was created."""
         stream = await self._js.stream(name)
-        created = stream.cached_info.created
+        created, oldest = stream.cached_info.created, stream.cached_info.state.first_ts
         if created is not None:
             self._created[name] = (created - _EPOCH) // timedelta(microseconds=1) * 1_000
+            if oldest is not None and oldest < created:
+                self._restored.add(name)
+            else:
+                self._restored.discard(name)
         return stream
 
     def created_ns(self, partition: int, /) -> int:
         """Return when the stream of a partition was created, in ns since 1970; 0 before it was looked up."""
         return self._created.get(self._topic.places[partition].stream, 0)
+
+    def is_restored(self, partition: int, /) -> bool:
+        """Return True if the stream has messages that are older than itself, from a backup or an origin.
+
+        A stream that is restored from a backup, or mirrors another one, has the sequences of that one.
+        """
+        return self._topic.places[partition].stream in self._restored
 
     async def end(self, partition: int) -> int:
         """Return the end of a partition's stream. Partitions that start together share one request."""

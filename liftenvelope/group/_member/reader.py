@@ -15,7 +15,7 @@ from liftenvelope.errors import (
     OffsetOutOfRangeError,
     ResourcesExceededError,
 )
-from liftenvelope.group._sources import PartitionFeed, TopicSource, created_of, newest_of
+from liftenvelope.group._sources import PartitionFeed, TopicSource, continues, created_of, newest_of
 from liftenvelope.group._topics import end_of, lists_of, replaced
 from liftenvelope.group.assignors import TopicPartition
 
@@ -293,11 +293,10 @@ class PartitionReader:
             OffsetOutOfRangeError: The stream was deleted and created again, and reaches beyond the position.
         """
         topic, partition = self.key
-        created_ns = created_of(self._source, partition)
-        if created_ns > self.created_ns > 0:
+        if not continues(self._source, partition, self.created_ns):
             _, end = await self._source.bounds(partition)
             raise replaced(topic, partition, self.position or 0, end - 1)
-        self.created_ns = self.created_ns or created_ns
+        self.created_ns = created_of(self._source, partition) or self.created_ns
 
     async def _fill(self, feed: PartitionFeed) -> AsyncIterator[int]:
         """Put messages into the buffer and yield the last offset of each list."""

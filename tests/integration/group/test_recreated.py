@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from nats.aio.client import Client
 
+from liftenvelope import bulk
 from liftenvelope.errors import NoCursorError, OffsetOutOfRangeError
 from liftenvelope.group import GroupConsumer, GroupMessage
 from liftenvelope.testing import FaultProxy, NatsServer
@@ -192,6 +194,26 @@ async def test_offsets_of_another_stream_are_recognized_after_a_takeover(nc: Cli
     async with coordinator(nc, lease=LONG), play.consumer("b") as consumer:
         with pytest.raises(OffsetOutOfRangeError, match="earlier stream"):
             await take(consumer, 1)
+
+
+async def test_stream_that_was_restored_from_a_backup_is_read_on(
+    play: Play, jetstream_server: NatsServer, tmp_path: Path
+) -> None:
+    """Also once its messages of before, by which it is recognized, are gone."""
+    await play.publish(8)
+    await read_all(play, 8)
+    backup = tmp_path / "backup"
+    await asyncio.to_thread(bulk.backup, jetstream_server.url, play.name, backup)
+    await play.js.delete_stream(play.name)
+    await asyncio.to_thread(bulk.restore_backup, backup, jetstream_server.url)
+    await play.publish(4)
+    async with play.consumer("b") as consumer:
+        assert set(await take(consumer, 4)) == {b"%d" % number for number in range(8, 12)}
+        await consumer.commit()
+    await (await play.js.stream(play.name)).purge()
+    await play.publish(4)
+    async with play.consumer("c") as consumer:
+        assert set(await take(consumer, 4)) == {b"%d" % number for number in range(12, 16)}
 
 
 async def test_group_without_an_offset_is_read_after_a_rewind(play: Play) -> None:
