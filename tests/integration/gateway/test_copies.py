@@ -35,7 +35,7 @@ def open_futures(copies: CopyAcks) -> list[asyncio.Future[PubAck]]:
 
 async def test_ack_of_the_stream_settles_the_message(nats_server: NatsServer, name: str) -> None:
     nc = await connect(nats_server.url)
-    copies = CopyAcks(nc, 10)
+    copies = CopyAcks(nc)
     published = await nc.subscribe(name)
     future = await publish(copies, name)
     message = unmarshal_message((await published.next_msg(60)).data)
@@ -52,7 +52,7 @@ async def test_message_that_is_not_published_leaves_nothing_pending(
     nats_server: NatsServer, name: str
 ) -> None:
     nc = await connect(nats_server.url)
-    copies = CopyAcks(nc, 10)
+    copies = CopyAcks(nc)
     waiting = await publish(copies, name)
     with pytest.raises(EnvelopeTooLargeError):
         await copies.publish(name, name, b"", key=b"", headers={"h" * 70_000: b""}, timeout=NEVER)
