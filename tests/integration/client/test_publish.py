@@ -198,10 +198,11 @@ async def test_id_of_a_message_without_an_ack_is_not_used_again_on_the_same_ack_
     with FaultProxy(address) as proxy:
         async with liftenvelope.connect(address, address_map={address: proxy.address}, ack_wait=60) as late:
             await late.publish(stream, b"first")
+            await late.publish(stream, b"second", **mine)  # on another connection, which stays open
             proxy.stall("to_client")
-            timeout = 0.1 if give_up == "deadline" else 60
+            timeout = 1.0 if give_up == "deadline" else 60
             given_up = asyncio.ensure_future(late.publish(stream, b"late", timeout=timeout, **mine))
-            await until(lambda: len(values(liftbridge_server, stream)) == 2)
+            await until(lambda: len(values(liftbridge_server, stream)) == 3)
             if give_up == "cancellation":
                 given_up.cancel()
             with pytest.raises(AckTimeoutError if give_up == "deadline" else asyncio.CancelledError):
@@ -211,8 +212,8 @@ async def test_id_of_a_message_without_an_ack_is_not_used_again_on_the_same_ack_
                 await late.publish(stream, b"again", **mine)
             assert (
                 await acked(late.publish(stream, b"other", **{**mine, "correlation_id": "b"}))
-            ).offset == 2
-    assert values(liftbridge_server, stream) == [b"first", b"late", b"other"]
+            ).offset == 3
+    assert values(liftbridge_server, stream) == [b"first", b"second", b"late", b"other"]
 
 
 async def test_an_ack_inbox_in_use_until_the_deadline(
