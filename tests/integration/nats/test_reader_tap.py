@@ -84,7 +84,9 @@ async def test_order_is_kept_wherever_the_bytes_are_cut(
         if change == "restore":
             acceleration.restore()
         give(data[cut:])
-        await until(lambda: len(seen) >= len(ALL))
+        async with asyncio.timeout(60):
+            while len(seen) < len(ALL):  # some turns of the loop: until() would wait for milliseconds
+                await asyncio.sleep(0)
         assert seen == ALL
         seen.clear()
         acceleration.restore()
