@@ -21,7 +21,7 @@ class _Taker(Protocol):
 
     @property
     def takes_now(self) -> bool:
-        """True if no earlier bytes wait to be parsed."""
+        """True if bytes may be parsed now, unless the reader has earlier ones."""
 
     def take(self, data: bytes) -> bytes:
         """Parse bytes; return those that the reader must have."""
@@ -39,7 +39,7 @@ class ReaderTap:
     """Hands received bytes to a parser while nats-py's task waits for them, and to the reader otherwise.
 
     Invariant: bytes are parsed in the order in which they arrive. So the parser gets them only while the
-    reader has none, the task waits for some, and the parser has no earlier ones.
+    reader has none, the task waits for some, and the parser is not at work.
 
     Args:
         reader: Reader of the connection, which :func:`reader_of` has accepted.

@@ -365,8 +365,8 @@ class DirectParser:
 
     @property
     def takes_now(self) -> bool:
-        """True if bytes may be parsed as soon as they are received: all earlier ones are parsed."""
-        return not (self._parsing or self._handed or self._waiting) and self.nc._ps is self
+        """True if bytes may be parsed as soon as they are received, unless the reader has earlier ones."""
+        return not (self._parsing or self._waiting) and self.nc._ps is self
 
     def take(self, data: bytes) -> bytes:
         """Parse received bytes up to the first that are for nats-py, and return those that it must read.
