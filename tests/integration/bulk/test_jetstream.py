@@ -321,12 +321,11 @@ class TestGaps:
         reader = bulk.read(url, name, batch_rows=10, on_retention="skip")
         found = offsets(reader.read_next_batch())
         with_jetstream(url, lambda js: js.purge_stream(name, seq=991))
-        with_jetstream(url, lambda js: js.delete_msg(name, 995))
         found += offsets(reader.read_all())
-        assert found[-9:] == [990, 991, 992, 993, *range(995, 1000)]
+        missing = sorted({*range(1000)} - {*found})
+        assert missing == list(range(missing[0], 990))  # the reader is ahead by what is under way
         (line,) = [one.message for one in caplog.records if one.name == "liftenvelope.bulk"]
-        count, first = 990 - (len(found) - 9), found[-10] + 1
-        text = f"retention took {count} messages from offset {first} on before they were read"
+        text = f"retention took {len(missing)} messages from offset {missing[0]} on before they were read"
         assert line == f"{name}: {text}"
 
     def test_a_purged_stream_goes_on_where_it_was(self, url: str, name: str) -> None:
