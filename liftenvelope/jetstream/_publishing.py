@@ -434,7 +434,7 @@ class Publishing:
     def _on_ended(self) -> None:
         """Handle a subscription that the connection has ended."""
         if self._ended is None:
-            self._end("the NATS connection was closed or drained")
+            self._end("the NATS connection was given up, closed or drained")
 
     def _end(self, reason: str) -> None:
         self._ended, self._quick = reason, None

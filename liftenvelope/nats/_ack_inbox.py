@@ -410,7 +410,7 @@ class AckInbox:
             told = {"inbox": self.subject, "pending": len(self._pending)}
             level = logging.WARNING if self._pending else logging.INFO
             log.log(level, "%(inbox)s ended with its connection, %(pending)d without ack", told, extra=told)
-            self._end("the NATS connection was closed or drained", failed=True)
+            self._end("the NATS connection was given up, closed or drained", failed=True)
 
     def _end(self, reason: str, *, failed: bool = False) -> None:
         self._ended = reason

@@ -112,7 +112,7 @@ def test_two_servers_that_do_not_belong_together(
     [
         ("broker", 2.0, "no ack for 5,000 messages within 2 s"),
         # Whichever notices first: a publish, or the wait for acks.
-        ("nats", 240.0, "the NATS connection (is closed|was closed)"),
+        ("nats", 240.0, "the NATS connection (is closed|was given up)"),
     ],
 )
 async def test_server_that_goes_halfway(

@@ -513,9 +513,9 @@ class TestEnds:
         await asyncio.sleep(0)
         await getattr(js_nc, how)()
         async with asyncio.timeout(60):
-            with pytest.raises(TransportError, match="closed or drained before an ack"):
+            with pytest.raises(TransportError, match="given up, closed or drained before an ack"):
                 await future
-            with pytest.raises(TransportError, match="closed or drained"):
+            with pytest.raises(TransportError, match="given up, closed or drained"):
                 await waiting
         with pytest.raises(TransportError):
             await js.publish(name)
