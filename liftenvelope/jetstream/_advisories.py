@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from liftenvelope._checks import as_count
-from liftenvelope.errors import ConnectionClosedError, PermissionDeniedError, UsageError
+from liftenvelope.errors import ConnectionClosedError, PermissionDeniedError, TransportError, UsageError
 from liftenvelope.jetstream._records import read_moment
 from liftenvelope.jetstream.names import check_consumer_name, check_filter, check_stream_name
 from liftenvelope.jetstream.watch import watch_of
@@ -328,6 +328,8 @@ class Advisories:
         self._arrived = asyncio.Event()
         self._ended = False
         self._error: ConnectionClosedError | None = None
+        # Runs from the return of the connection until the gap is told.
+        self._gap: asyncio.Task[None] | None = None
         self.dropped = 0
 
     async def __aenter__(self) -> Self:
@@ -362,6 +364,9 @@ class Advisories:
             return
         if self._consumer is not None and advisory.consumer != self._consumer:
             return
+        if self._gap is not None:  # it shows that the server has the subscription
+            self._gap.cancel()
+            self._tell_gap()
         self._add(advisory)
 
     def _add(self, advisory: Advisory) -> None:
@@ -376,7 +381,24 @@ class Advisories:
         """Handle a lost connection: nothing to do until the connection is back."""
 
     def restored(self) -> None:
-        """Handle a restored or replaced connection: report a gap."""
+        """Handle a restored or replaced connection: report a gap once the server has the subscription again.
+
+        What servers tell until then is lost as well.
+        """
+        if self._gap is not None:
+            self._gap.cancel()
+        self._gap = asyncio.create_task(self._await_subscription(), name="subscription of advisories")
+
+    async def _await_subscription(self) -> None:
+        try:
+            await self._link.barrier(_BARRIER)
+        except TransportError:
+            if not self._link.is_connected:
+                return  # lost again: the gap is told once the connection is back
+        self._tell_gap()
+
+    def _tell_gap(self) -> None:
+        self._gap = None
         self._add(LostAdvisories())
 
     def gone(self, reason: str) -> None:
@@ -387,6 +409,8 @@ class Advisories:
         if not self._ended:
             self._ended, self._error = True, error
             self._watch.remove(self)
+            if self._gap is not None:
+                self._gap.cancel()
             self._arrived.set()
 
     def __aiter__(self) -> Self:

@@ -17,6 +17,7 @@ from liftenvelope.jetstream import (
     MaxDeliveriesAdvisory,
     read_advisory,
 )
+from liftenvelope.nats.link import Link
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.handled import handled
 from tests.integration.conftest import connect, until
@@ -74,6 +75,44 @@ async def test_while_the_connection_was_down(jetstream_server: NatsServer, js_nc
             assert await take(advisories, 1) == [LostAdvisories()]
             await tell(js_nc, name, range(4, 5))
             assert sequences(await take(advisories, 1)) == [4]
+        await nc.close()
+
+
+@pytest.mark.parametrize("advisory_first", [False, True], ids=["barrier", "advisory"])
+async def test_gap_is_told_once_the_server_has_the_subscription_again(
+    jetstream_server: NatsServer,
+    js_nc: Client,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    advisory_first: bool,
+) -> None:
+    """An advisory that comes between the two was lost after the gap had been told, so nobody knew."""
+    with FaultProxy(jetstream_server.address) as proxy:
+        nc = await connect(f"nats://{proxy.address}")
+        async with JetStream(nc).advisories(name) as advisories:
+            waits, subscribed, barrier = asyncio.Event(), asyncio.Event(), Link.barrier
+
+            async def late(link: Link, timeout: float) -> None:
+                await barrier(link, timeout)
+                waits.set()
+                await subscribed.wait()
+
+            with monkeypatch.context() as patch:
+                patch.setattr(Link, "barrier", late)
+                proxy.cut()
+                async with asyncio.timeout(60):
+                    await waits.wait()
+                assert not advisories._waiting
+                if advisory_first:
+                    await tell(js_nc, name, range(1, 2))
+                else:
+                    subscribed.set()
+                assert await take(advisories, 1) == [LostAdvisories()]
+            if not advisory_first:
+                await tell(js_nc, name, range(1, 2))
+            subscribed.set()
+            assert sequences(await take(advisories, 1)) == [1]
+            assert not advisories._waiting
         await nc.close()
 
 
