@@ -106,8 +106,8 @@ class TestReading:
             await take(consumer, 1)
             assert not events
             boot = time_since_boot() + 2 * LONG
-            for module in ("_member", "_consumer"):
-                monkeypatch.setattr(f"liftenvelope.group.{module}.time_since_boot", lambda: boot)
+            for module in ("member", "consumer"):
+                monkeypatch.setattr(f"liftenvelope.group._member.{module}.time_since_boot", lambda: boot)
             consumer._hand.clock = lambda: boot
             # The message that was not committed comes again, because the partitions may have been lost.
             assert set(await take(consumer, 8)) == play.published

@@ -19,10 +19,11 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
-from liftenvelope.jetstream import JetStream, StreamConfig, _ordered
+from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream._consumer_config import DeliverPolicy
 from liftenvelope.jetstream._events import Disconnected, OrderedReset, PullEvent, Reconnected
+from liftenvelope.jetstream._ordered import consumer as consumer_module
 from liftenvelope.jetstream._ordered.consumer import OrderedConsumer
 from liftenvelope.jetstream._ordered.feed import OrderedFeed
 from liftenvelope.jetstream._ordered.places import OrderedPlaces
@@ -54,7 +55,7 @@ class TestOrdered:
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The server ends such a pull without a status; here, it would expire after ten minutes."""
-        monkeypatch.setattr(_ordered, "_EXPIRES", 600.0)
+        monkeypatch.setattr(consumer_module, "_EXPIRES", 600.0)
         await bench.publish([bytes(100)] * 8)  # of one size, as each number in the replies has one digit
 
         async def read(max_bytes: int) -> list[int]:
