@@ -262,12 +262,25 @@ class Brokers:
         return self.leader(stream, partition, timeout, refresh=refresh)
 
     def partition(self, stream: str, partition: int) -> PartitionInfo:
-        """Fetch the state of a partition from its leader."""
+        """Fetch the state of a partition from its leader.
+
+        Raises:
+            NoSuchStreamError, NoSuchPartitionError: There is no such stream or partition.
+            LiftEnvelopeError: As for :meth:`leader`.
+        """
+        deadline = Deadline(self._access.timeout)
+        try:
+            return self._ask_leader(stream, partition, deadline)
+        except NoSuchPartitionError:
+            # The leader was found, and knows nothing: it has just started, and has not read its log yet.
+            self.leader(stream, partition, deadline.left, refresh=True)
+            return self._ask_leader(stream, partition, deadline)
+
+    def _ask_leader(self, stream: str, partition: int, deadline: Deadline) -> PartitionInfo:
+        about = f"{stream}[{partition}]"
         request = api_pb2.FetchPartitionMetadataRequest(
             stream=stream, partition=partition
         ).SerializeToString()
-
-        deadline, about = Deadline(self._access.timeout), f"{stream}[{partition}]"
 
         def find(attempt: int) -> str:
             return self.leader(stream, partition, deadline.left, refresh=attempt > 0)

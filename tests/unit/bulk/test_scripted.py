@@ -201,6 +201,15 @@ async def test_a_broker_that_has_just_started_knows_no_partitions() -> None:
         assert (await asyncio.to_thread(reader.read_all))["offset"].to_pylist() == list(range(5))
 
 
+async def test_a_broker_that_has_just_started_is_asked_again_before_a_read() -> None:
+    """A writer of a table ended for it once, in the fault campaign."""
+    async with scripted() as brokers:
+        brokers[0].log(*range(5))
+        brokers[0].next("FetchPartitionMetadata", RpcError(StatusCode.NOT_FOUND, "partition not found"))
+        reader = await asyncio.to_thread(bulk.read, brokers[0].address, "foo", start=0)
+        assert (await asyncio.to_thread(reader.read_all))["offset"].to_pylist() == list(range(5))
+
+
 async def test_a_partition_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liftbridge_source, "_GONE_AFTER", 0.3)
     async with scripted() as brokers:
