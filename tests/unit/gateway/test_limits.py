@@ -130,7 +130,7 @@ FIXED = {
     "members of a group": ("group.state", "MAX_MEMBERS"),
     "partitions of a group": ("group.state", "MAX_PARTITIONS"),
     "requests to a coordinator in progress": ("group._serving", "_MOST_AT_ONCE"),
-    "calls that wait for one group": ("group._host", "_MOST_WAITING"),
+    "calls that wait for one group": ("group._controller.host", "_MOST_WAITING"),
     "questions of other gateways in progress": ("gateway._cluster.agreement", "_MOST"),
     "events of the activity stream that wait for JetStream": ("gateway._cluster.activity", "_MOST_WAITING"),
     "partitions whose storage faults are known": ("gateway._partitions.storage_faults", "_MOST"),
