@@ -62,9 +62,9 @@ class ReaderTap:
             data = self._taker.take(data)
         self._buffer(data)
 
-    def give(self, data: bytes) -> None:
-        """Let the reader have bytes, behind those that it has and that its task has not read yet."""
-        self.reader._buffer.extend(data)  # not feed_data(): the connection may have ended
+    def give(self, at: int, data: bytes) -> None:
+        """Let the reader have bytes, behind the first ``at`` of those that its task has not read yet."""
+        self.reader._buffer[at:at] = data  # not feed_data(): the connection may have ended
 
     def remove(self) -> None:
         """Let the reader have all bytes again."""

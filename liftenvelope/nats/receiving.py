@@ -300,7 +300,7 @@ class DirectParser:
         if tap is not None:
             tap.remove()
         if tap is not None and self._handed:
-            tap.give(self._walker.walk()[1])  # behind the bytes that nats-py has not read yet
+            tap.give(self._handed, self._walker.walk()[1])  # bytes that came later may stand behind those
         elif not self._parsing:  # otherwise parse() or take() passes on the rest itself
             self._parser.buf.extend(self._walker.walk()[1])
         self._handed = 0

@@ -92,6 +92,27 @@ async def test_order_is_kept_wherever_the_bytes_are_cut(
         acceleration.restore()
 
 
+async def test_order_is_kept_by_a_restore_behind_two_reads_that_nats_py_has_not_seen(
+    nc: Client, give: Give
+) -> None:
+    seen = Seen()
+    data = await seen.open(nc)
+    for cut in range(len(data) + 1):
+        acceleration = accelerate(nc)
+        give(b"+OK\r\n")  # the first read of a connection after accelerate() is nats-py's
+        await until_read(nc)
+        second = (cut + len(data)) // 2
+        give(data[:cut])
+        give(data[cut:second])
+        acceleration.restore()
+        give(data[second:])
+        async with asyncio.timeout(60):
+            while len(seen) < len(ALL):
+                await asyncio.sleep(0)
+        assert seen == ALL
+        seen.clear()
+
+
 async def until_read(nc: Client) -> None:
     """Wait until nats-py's task waits for bytes."""
     inside: Any = nc
