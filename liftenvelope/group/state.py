@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
@@ -207,11 +207,19 @@ def check_topics(topics: Iterable[TopicSpec]) -> dict[str, TopicSpec]:
     return checked
 
 
-def merged_topics(known: Mapping[str, TopicSpec], new: Mapping[str, TopicSpec]) -> dict[str, TopicSpec]:
+def merged_topics(
+    known: Mapping[str, TopicSpec], new: Mapping[str, TopicSpec], is_read: Callable[[str], bool]
+) -> dict[str, TopicSpec]:
     """Return the topics of a group after a member with the topics ``new`` has joined.
 
     A topic may grow by partitions at its end. A member that knows fewer partitions is behind, and changes
-    nothing.
+    nothing. A topic that no other member reads loses its places if the member gives none: earlier versions
+    stored those of topics in other JetStream domains.
+
+    Args:
+        known: Topics of the group.
+        new: Topics of the member.
+        is_read: Returns True if another member reads a topic.
 
     Raises:
         TopicMismatchError: The group and the member have different partitions for the same name.
@@ -225,6 +233,9 @@ def merged_topics(known: Mapping[str, TopicSpec], new: Mapping[str, TopicSpec]) 
             continue
         if before is spec:
             continue  # the usual case: comparing thousands of places would take a millisecond
+        if before.places and not spec.places and before.partitions == spec.partitions and not is_read(name):
+            merged[name] = spec
+            continue
         common = min(before.partitions, spec.partitions)
         if before.places[:common] != spec.places[:common] or bool(before.places) != bool(spec.places):
             raise TopicMismatchError(

@@ -169,6 +169,20 @@ class TestTopics:
                 register(group, "b", topics=(spec,))
         assert list(group.state.members) == ["a"]
 
+    def test_places_of_an_earlier_version_go_with_the_first_member_that_gives_none(self) -> None:
+        placed, bare = TopicSpec("t", 1, (Place("S"),)), TopicSpec("t", 1)
+        group = make()
+        register(group, "a", topics=(placed,))
+        settle_with(group, {"a": (placed,)})
+        group.commit("a", 1, [Commit(P[0], 5)])
+        group.leave("a", client_id="client of a")
+        for name in ("b", "c"):
+            register(group, name, topics=(bare,))
+        assert group.state.topics == {"t": bare}
+        assert group.state.offsets == {P[0]: 5}
+        with pytest.raises(TopicMismatchError):
+            register(group, "a", topics=(placed,))
+
     def test_members_may_read_other_topics(self) -> None:
         group = stable("a")
         register(group, "b", topics=(TopicSpec("u", 2),))
