@@ -114,8 +114,9 @@ class PartitionReader:
         self._on_begin = on_begin
         #: True once the start is known and committed, so that messages go into the buffer.
         self._has_begun = False
-        #: Time of the first of the errors in a row that may go away by themselves.
-        self._failing_since: float | None = None
+        #: Class and time of the first of the errors in a row that may go away by themselves. Any other error
+        #: begins a new row: a partition that was opened meanwhile is read until one comes.
+        self._failing: tuple[type[LiftEnvelopeError], float] | None = None
         self._task: asyncio.Task[None] | None = None
         self._on_done: Callable[[asyncio.Task[None]], None] | None = None
 
@@ -203,7 +204,7 @@ class PartitionReader:
         self.rewound, self.start_offset = True, None
         self.created_ns = 0
         self.seeks += 1
-        self._failing_since = None
+        self._failing = None
         if self._task is not None:
             # The old task can't add messages any more: it is cancelled before it runs again.
             self._task.cancel()
@@ -258,7 +259,7 @@ class PartitionReader:
                 feed = await self._source.open(self.key.partition, read_from)
                 try:
                     async for offset in self._fill(feed):
-                        read_from, self._failing_since = offset + 1, None
+                        read_from, self._failing = offset + 1, None
                         backoff.reset()
                 finally:
                     await feed.close()
@@ -270,14 +271,16 @@ class PartitionReader:
     def _check_passing(self, error: LiftEnvelopeError) -> None:
         """Raise an error that does not go away by itself; return for one that a retry can cure."""
         if error.retriable or isinstance(error, FencedError):
+            self._failing = None
             return
-        certain = next((seconds for kind, seconds in _CERTAIN if isinstance(error, kind)), 0.0)
+        certain = ((kind, seconds) for kind, seconds in _CERTAIN if isinstance(error, kind))
+        kind, seconds = next(certain, (type(error), 0.0))
         now = asyncio.get_running_loop().time()
-        if self._failing_since is None:
-            self._failing_since = now
-            if isinstance(error, ResourcesExceededError):
+        if self._failing is None or self._failing[0] is not kind:
+            self._failing = kind, now
+            if kind is ResourcesExceededError:
                 self._on_refused(self, error)
-        if now - self._failing_since >= certain:
+        if now - self._failing[1] >= seconds:
             raise error
 
     async def _begin_for_good(self) -> int:

@@ -6,10 +6,17 @@ import asyncio
 from bisect import bisect_left
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from liftenvelope.errors import CallTimeoutError, StreamDeletedError
+from liftenvelope.errors import (
+    CallTimeoutError,
+    LiftEnvelopeError,
+    OffsetOutOfRangeError,
+    ResourcesExceededError,
+    StreamDeletedError,
+)
 from liftenvelope.group import SourceMessage, TopicPartition, TopicSpec
 from liftenvelope.group._member.reader import PartitionReader
 
@@ -214,3 +221,49 @@ async def test_what_ends_it_while_it_is_held_is_for_whoever_has_the_partition() 
     await asyncio.wait([reader._task])
     assert not reader.go_on(2, 0)
     assert failures == []
+
+
+REFUSED = ResourcesExceededError(8, "no more consumers")
+BEHIND = OffsetOutOfRangeError("beyond the end", "t", 0, 9, 3)
+
+
+@pytest.mark.parametrize(
+    ("first", "between", "second"),
+    [
+        pytest.param(REFUSED, None, REFUSED, id="a time of reading"),
+        pytest.param(REFUSED, CallTimeoutError("no answer"), REFUSED, id="a retriable error"),
+        pytest.param(BEHIND, CallTimeoutError("no answer"), BEHIND, id="a retriable error behind the end"),
+        pytest.param(REFUSED, BEHIND, REFUSED, id="another kind"),
+    ],
+)
+async def test_time_limit_of_errors_in_a_row_begins_anew_after(
+    monkeypatch: pytest.MonkeyPatch,
+    first: LiftEnvelopeError,
+    between: LiftEnvelopeError | None,
+    second: LiftEnvelopeError,
+) -> None:
+    """An hour passes before each error, so one that continues a row is raised at once."""
+    loop = asyncio.get_running_loop()
+    real, shift = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: real() + shift)
+    outcomes = [first, between, second]
+
+    class Failing(Numbers):
+        async def open(self, _: int, offset: int) -> NumbersFeed:
+            nonlocal shift
+            shift += 3_600
+            if outcomes and (error := outcomes.pop(0)) is not None:
+                raise error
+            return await super().open(_, offset)
+
+    refusals: list[LiftEnvelopeError] = []
+    topic = Failing([0], 0)  # its feeds break before the first message
+    reader = reader_of(topic, 0)
+    reader._on_refused = lambda _, error: refusals.append(error)
+    reader.start(done)
+    assert reader._task is not None
+    while (outcomes or not topic.opened) and not reader._task.done():
+        await asyncio.sleep(0)
+    assert not reader._task.done()
+    assert len(refusals) == [first, second].count(REFUSED)
+    await reader.close()
