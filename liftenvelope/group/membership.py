@@ -416,7 +416,8 @@ class Group:
         stored = self.state.offsets.get(commit.partition, -1)
         if commit.partition in self.state.rewound:
             return stored
-        if commit.created_ns and commit.created_ns != self.state.created_ns.get(commit.partition):
+        known = self.state.created_ns.get(commit.partition, 0)
+        if commit.created_ns > known or (commit.rewind and 0 < commit.created_ns < known):
             self.state.created_ns[commit.partition] = commit.created_ns
             self.changed = True
         is_wanted = commit.offset > stored or (commit.rewind and commit.offset != stored)

@@ -299,7 +299,8 @@ class PartitionReader:
         if not continues(self._source, partition, self.created_ns):
             _, end = await self._source.bounds(partition)
             raise replaced(topic, partition, self.position or 0, end - 1)
-        self.created_ns = created_of(self._source, partition) or self.created_ns
+        # A broker that is behind may still tell the time of an earlier stream.
+        self.created_ns = max(created_of(self._source, partition), self.created_ns)
 
     async def _fill(self, feed: PartitionFeed) -> AsyncIterator[int]:
         """Put messages into the buffer and yield the last offset of each list."""

@@ -373,6 +373,16 @@ class TestOffsets:
         group.set_topic("t", None)
         assert group.state.created_ns == {}
 
+    def test_creation_time_of_the_stream_goes_back_by_a_seek_alone(self) -> None:
+        group = stable("a")
+        group.commit("a", 1, [Commit(P[0], 5, created_ns=200)])
+        group.commit("a", 1, [Commit(P[0], 6, created_ns=100)])  # told by a broker that is behind
+        assert register(group, "a").created_ns == {P[0]: 200}
+        group.commit("a", 1, [Commit(P[0], 3, rewind=True)])
+        assert register(group, "a").created_ns == {P[0]: 200}
+        group.commit("a", 1, [Commit(P[0], 3, rewind=True, created_ns=100)])
+        assert register(group, "a").created_ns == {P[0]: 100}
+
     def test_a_rewind_of_what_nobody_has_disturbs_nobody(self) -> None:
         group = make(topics={"t": TOPIC})
         group.rewind({P[0]: 2})

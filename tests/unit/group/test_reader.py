@@ -267,3 +267,22 @@ async def test_time_limit_of_errors_in_a_row_begins_anew_after(
     assert not reader._task.done()
     assert len(refusals) == [first, second].count(REFUSED)
     await reader.close()
+
+
+async def test_creation_time_from_a_broker_that_is_behind_is_not_taken_over() -> None:
+    class Dated(Numbers):
+        def created_ns(self, _: int, /) -> int:
+            return 100
+
+        def is_restored(self, _: int, /) -> bool:
+            return False
+
+    reader = reader_of(Dated([0, 1], 1_000), 0)
+    reader.created_ns = 200
+    reader.start(done)
+    await settle()
+    assert (reader.buffer.waiting, reader.created_ns) == (2, 200)
+    reader.seek(1)
+    await settle()
+    assert (reader.buffer.waiting, reader.created_ns) == (1, 100)
+    await reader.close()
