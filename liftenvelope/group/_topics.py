@@ -59,6 +59,9 @@ __all__ = [
 ]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+#: Time by which a message must be older than its stream to come from a backup. Messages have their times from
+#: the clock of the stream's leader, and the stream from that of another server, which may be ahead.
+_OLDER: Final = timedelta(seconds=5)
 
 
 def lists_of(feed: PartitionFeed) -> Callable[[int], Awaitable[Taken]]:
@@ -216,7 +219,7 @@ class JetStreamTopicSource:
         created, oldest = stream.cached_info.created, stream.cached_info.state.first_ts
         if created is not None:
             self._created[name] = (created - _EPOCH) // timedelta(microseconds=1) * 1_000
-            if oldest is not None and oldest < created:
+            if oldest is not None and oldest < created - _OLDER:
                 self._restored.add(name)
             else:
                 self._restored.discard(name)
@@ -230,6 +233,7 @@ class JetStreamTopicSource:
         """Return True if the stream has messages that are older than itself, from a backup or an origin.
 
         A stream that is restored from a backup, or mirrors another one, has the sequences of that one.
+        Messages must be older by more than 5 s, because the clocks of two servers are compared.
         """
         return self._topic.places[partition].stream in self._restored
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from nats.aio.client import Client
 
 from liftenvelope import bulk
 from liftenvelope.errors import NoCursorError, OffsetOutOfRangeError
-from liftenvelope.group import GroupConsumer, GroupMessage
+from liftenvelope.group import GroupConsumer, GroupMessage, _topics
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect
 
@@ -197,9 +198,10 @@ async def test_offsets_of_another_stream_are_recognized_after_a_takeover(nc: Cli
 
 
 async def test_stream_that_was_restored_from_a_backup_is_read_on(
-    play: Play, jetstream_server: NatsServer, tmp_path: Path
+    play: Play, jetstream_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also once its messages of before, by which it is recognized, are gone."""
+    monkeypatch.setattr(_topics, "_OLDER", timedelta(0))  # the backup is of messages of now
     await play.publish(8)
     await read_all(play, 8)
     backup = tmp_path / "backup"
