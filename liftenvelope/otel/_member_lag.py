@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from opentelemetry.metrics import Observation
 
@@ -19,9 +20,6 @@ class MemberLag(Watched):
     """Members of groups, and what is left of each partition that they read now.
 
     A partition that moves to another member has no figure here from then on.
-
-    Attributes:
-        label_of: Returns the name of a topic as the metric has it.
     """
 
     metric = "liftenvelope.group.lag"
@@ -31,16 +29,30 @@ class MemberLag(Watched):
 
     def __init__(self) -> None:
         super().__init__()
-        self.label_of: Callable[[str], str] = str
+        #: Names of the members' topics as the metric has them.
+        self._labels: WeakKeyDictionary[Any, Mapping[str, str]] = WeakKeyDictionary()
+
+    def watch_member(self, member: Any, label_of: Callable[[str], str]) -> None:
+        """Include a member.
+
+        Args:
+            member: The member.
+            label_of: Returns the name of a topic as the metric has it. It may be code of the user, so it is
+                called now, and never by the exporter's thread. Its errors reach the caller.
+        """
+        labels = {topic: label_of(topic) for topic in member.topics}
+        self._labels[member] = labels
+        self.watch(member, "group")
 
     def _observations(self, owners: list[tuple[Any, str]]) -> Iterable[Observation]:
         for member, _ in owners:
+            labels = self._labels[member]
             for (topic, partition), message in member.handed_out.items():
                 if (left := _left_after(message)) is not None:
                     attributes = {
                         names.SYSTEM: names.NATS,
                         names.GROUP: member.group,
-                        names.DESTINATION: self.label_of(topic),
+                        names.DESTINATION: labels[topic],
                         names.PARTITION: str(partition),
                     }
                     yield Observation(left, attributes)

@@ -51,14 +51,13 @@ def patch_groups(patches: Patches, telemetry: Telemetry) -> None:
 
     _patch_reader(patches, telemetry, GroupConsumer)
     patches.replace(GroupConsumer, "__aiter__", lambda _: lambda self: self)  # so that __anext__ is called
-    member_lag.label_of = lambda topic: telemetry.options.destinations.find(topic).label
-    patches.replace(GroupConsumer, "open", partial(_internally, _watch_member))
+    patches.replace(GroupConsumer, "open", partial(_internally, partial(_watch_member, telemetry)))
 
 
-def _watch_member(member: Any) -> None:
+def _watch_member(telemetry: Telemetry, member: Any) -> None:
     reconnects.watch(member.nc, "nats")
     buffered.watch(member, "group")
-    member_lag.watch(member, "group")
+    member_lag.watch_member(member, lambda topic: telemetry.options.destinations.find(topic).label)
 
 
 def _patch_reader(patches: Patches, telemetry: Telemetry, kind: type) -> None:

@@ -130,6 +130,11 @@ class GroupConsumer(GroupConsumerPartitions):
         return self._nc
 
     @property
+    def topics(self) -> tuple[str, ...]:
+        """Names of the topics that the member reads."""
+        return tuple(topic.spec.name for topic in self._options.topics)
+
+    @property
     def generation(self) -> int:
         """Group generation of this member's partitions; 0 for none."""
         return self._running().session.generation

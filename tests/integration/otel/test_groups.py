@@ -10,6 +10,7 @@ from nats.aio.client import Client
 import liftenvelope
 from liftenvelope.group import Coordinator, GroupConsumer, JetStreamTopic, LiftbridgeTopic
 from liftenvelope.jetstream import JetStream, StreamConfig
+from liftenvelope.otel._telemetry import active
 from liftenvelope.testing import GatewayCluster
 from tests.integration.conftest import until
 
@@ -91,6 +92,30 @@ async def test_lag_of_a_member_that_reads_batches_of_arrow(
             if rows == 8:
                 break
         assert left(recording, name, name) == {0: 0, 1: 0}
+
+
+async def test_destination_template_is_never_called_by_the_exporter(
+    js_nc: Client, name: str, topic: JetStreamTopic
+) -> None:
+    is_exporting = False
+
+    def template(_: str) -> str:
+        assert not is_exporting
+        return "topics"
+
+    with Recording(destination_template=template) as recording:
+        async with GroupConsumer(js_nc, name, topic, auto_offset="earliest", timeout=60) as member:
+            assert member.topics == (name,)
+            await anext(member)
+            forget_labels()
+            is_exporting = True
+            assert list(left(recording, name, "topics").values()) in ([4], [2])
+
+
+def forget_labels() -> None:
+    """Forget the labels of destinations, as happens after some thousands of them."""
+    assert active.telemetry is not None
+    active.telemetry.options.destinations._known.clear()
 
 
 async def test_buffered_messages_of_a_member_are_observed(
