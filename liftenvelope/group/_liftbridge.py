@@ -15,9 +15,10 @@ from liftenvelope.errors import (
     ConnectionClosedError,
     PartitionPausedError,
     ReadonlyPartitionError,
+    StreamDeletedError,
 )
 from liftenvelope.group._sources import SourceMessage
-from liftenvelope.group._topics import beyond_the_end
+from liftenvelope.group._topics import beyond_the_end, replaced
 from liftenvelope.group.state import TopicSpec, check_id, check_topics
 
 if TYPE_CHECKING:
@@ -39,9 +40,10 @@ class LiftbridgeTopic:
     """A Liftbridge stream as a topic of a group; a :class:`TopicSource`.
 
     Offsets are Liftbridge's. A paused partition, or a read-only one that was read to its end, is checked
-    again every second. If the stream is deleted, iterating raises :class:`StreamDeletedError`. If the
-    committed offset is beyond the end, or the stream was deleted and created again, iterating raises
-    :class:`OffsetOutOfRangeError` until the group is rewound.
+    again every second. If the stream is deleted, iterating raises :class:`StreamDeletedError`, or
+    :class:`NoSuchStreamError` if it begins after that. If the committed offset is beyond the end, or the
+    stream was deleted and created again, iterating raises :class:`OffsetOutOfRangeError` until the group is
+    rewound.
 
     Args:
         client: A client of the servers; see :func:`liftenvelope.connect`. You own it; do not close it before
@@ -172,9 +174,14 @@ class LiftbridgeTopic:
     async def _check(self, partition: int, offset: int) -> None:
         """Raise OffsetOutOfRangeError if the group's offset is beyond the end of a recreated stream."""
         await self._learn()
+        newest = await self._newest(partition)
+        if offset > newest + 1:
+            raise beyond_the_end(self._stream, partition, offset, newest)
+
+    async def _newest(self, partition: int) -> int:
+        """Return the newest offset of a partition that has a leader."""
         info = await self._client.fetch_partition_metadata(self._stream, partition, timeout=_INFO_TIMEOUT)
-        if offset > info.newest_offset + 1:
-            raise beyond_the_end(self._stream, partition, offset, info.newest_offset)
+        return info.newest_offset
 
 
 class LiftbridgeFeed:
@@ -184,6 +191,8 @@ class LiftbridgeFeed:
         self._topic = topic
         self._partition = partition
         self._offset = offset
+        #: Creation time of the stream that is read, in ns since 1970; 0 before it is known.
+        self._created_ns = 0
         self._subscription: Subscription | None = None
 
     async def next(self) -> SourceMessage:
@@ -191,7 +200,8 @@ class LiftbridgeFeed:
 
         Raises:
             StreamDeletedError, NoSuchStreamError: The stream is gone.
-            OffsetOutOfRangeError: The offset is beyond the end of the stream, which was recreated.
+            OffsetOutOfRangeError: The offset is beyond the end of the stream, or the stream was deleted and
+                created again.
             ConnectionClosedError: The client was closed.
             NotLeaderError, CallTimeoutError, TransportError: The servers could not be reached within the
                 client's timeouts.
@@ -203,6 +213,10 @@ class LiftbridgeFeed:
                 await self.close()
                 await asyncio.sleep(_LOOK_AGAIN)
                 continue
+            except StreamDeletedError:
+                await self._topic._learn()
+                await self._check_same()
+                raise
             if message is None:
                 raise ConnectionClosedError("the Liftbridge client was closed before the consumer")
             self._offset = message.offset + 1
@@ -214,7 +228,16 @@ class LiftbridgeFeed:
         self._subscription = self._topic._subscription(self._partition, self._offset)
         await self._subscription.open()
         await self._topic._check(self._partition, self._offset)
+        await self._check_same()
         return self._subscription
+
+    async def _check_same(self) -> None:
+        """Raise OffsetOutOfRangeError if the topic now has a newer stream than the one that was read."""
+        created_ns = self._topic.created_ns(self._partition)
+        if 0 < self._created_ns < created_ns:
+            newest = await self._topic._newest(self._partition)
+            raise replaced(self._topic.spec.name, self._partition, self._offset, newest)
+        self._created_ns = max(created_ns, self._created_ns)
 
     async def close(self) -> None:
         """Stop reading."""
