@@ -41,10 +41,6 @@ class EnvelopeOutbox:
         # Waiters wake when outstanding <= _wake_at, the largest bound any of them needs; -1: no waiters.
         self._wake_at = -1
 
-    def __len__(self) -> int:
-        """Return the number of envelopes that wait."""
-        return len(self._queue)
-
     def head_of(self, subject: str) -> bytes:
         """Return the start of the command that publishes on a subject.
 

@@ -235,7 +235,7 @@ async def test_publishes_that_time_out_offline_are_not_kept() -> None:
                 futures = [inbox.publish_nowait("a", bytes(1000), timeout=0.05) for _ in range(20)]
                 outcomes = await asyncio.gather(*futures, return_exceptions=True)
                 assert {type(outcome) for outcome in outcomes} == {AckTimeoutError}
-            assert len(inbox._outbox) <= 20
+            assert len(inbox._outbox._queue) <= 20
             server.start()
             await until(lambda: nc.is_connected)
         await nc.close()
