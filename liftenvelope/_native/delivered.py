@@ -120,7 +120,8 @@ class MessageQueue(Generic[_T]):
         owed: Messages or bytes requested from the server and not yet received. Each message reduces it;
             otherwise the owner sets it.
         buffered: Messages or bytes in the queue.
-        size: Bytes in the queue, in either case.
+        size: Bytes in the queue, whatever is counted. 0 for messages that nats-py has parsed, unless their
+            ``PullInbox`` is ``sized``.
         arrived: Bytes that were ever added.
     """
 
