@@ -286,7 +286,7 @@ class JetStreamTopicSource:
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=offset + 1,
         )
-        feed = JetStreamFeed(self, consumer, self._prefetch)
+        feed = JetStreamFeed(self, consumer, self._prefetch, stream.cached_info.created)
         await feed.start()
         return feed
 
@@ -299,11 +299,19 @@ class JetStreamFeed:
     retriable error, and the next :meth:`JetStreamTopicSource.open` compares the place with the stream.
     """
 
-    def __init__(self, source: JetStreamTopicSource, consumer: OrderedConsumer, prefetch: int) -> None:
+    def __init__(
+        self,
+        source: JetStreamTopicSource,
+        consumer: OrderedConsumer,
+        prefetch: int,
+        created: datetime | None,
+    ) -> None:
         self._source = source
         self._stream = consumer.stream_name
         self._max_bytes = source.max_bytes
-        self._feed = consumer.feed(max_messages=prefetch, max_bytes=self._max_bytes, on_event=self._on_event)
+        self._feed = consumer.feed(
+            max_messages=prefetch, max_bytes=self._max_bytes, on_event=self._on_event, created=created
+        )
         self._reset: OrderedReset | None = None
 
     async def start(self) -> None:

@@ -144,6 +144,7 @@ class OrderedConsumer:
         max_messages: int | None = None,
         max_bytes: int | None = None,
         on_event: Callable[[PullEvent], None] | None = None,
+        created: datetime | None = None,
     ) -> OrderedFeed:
         """Read the messages in lists, each message with its stream sequence.
 
@@ -155,6 +156,7 @@ class OrderedConsumer:
             max_bytes: Maximum number of bytes requested and buffered, besides ``max_messages``. A larger
                 message is alone. Default: no limit.
             on_event: As for :meth:`messages`.
+            created: Creation time of the stream, if you have just asked for its info. This saves a request.
 
         Raises:
             UsageError: An option is invalid.
@@ -163,7 +165,7 @@ class OrderedConsumer:
         if max_bytes is not None:
             limits = replace(plan.limits, max_bytes=as_count("max_bytes", max_bytes, 1))
             plan = replace(plan, limits=limits)
-        return OrderedFeed(self._api, self.stream_name, self._config, plan, on_event)
+        return OrderedFeed(self._api, self.stream_name, self._config, plan, on_event, created)
 
     async def consume(
         self,

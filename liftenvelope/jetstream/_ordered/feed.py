@@ -45,6 +45,8 @@ from liftenvelope.jetstream._pulling.options import PullPlan
 from liftenvelope.jetstream.message import Message, sequences_of
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from liftenvelope.jetstream.api import Api
 
 __all__ = ["OrderedFeed"]
@@ -67,9 +69,10 @@ class OrderedFeed:
         config: ConsumerConfig,
         plan: PullPlan,
         on_event: Callable[[PullEvent], None] | None,
+        created: datetime | None = None,
     ) -> None:
         self._nc: Any = api.nc
-        self._places = OrderedPlaces(api, stream, config)
+        self._places = OrderedPlaces(api, stream, config, created)
         self._plan = plan
         self._user_hooks = Hooks(on_event, consumer=f"{stream}/ordered")
         self.unpin = True

@@ -54,9 +54,13 @@ class OrderedPlaces:
         api: Client for API requests.
         stream: Name of the stream.
         config: Configuration of every consumer, and start position of the first one.
+        created: Time when the stream was created, if the caller has just asked for it. It saves a request
+            before the first consumer.
     """
 
-    def __init__(self, api: Api, stream: str, config: ConsumerConfig) -> None:
+    def __init__(
+        self, api: Api, stream: str, config: ConsumerConfig, created: datetime | None = None
+    ) -> None:
         self._api = api
         self._nc: Any = api.nc
         self._stream = stream
@@ -67,6 +71,8 @@ class OrderedPlaces:
         self._began: int | None = None
         #: Time when the stream that is read was created; None if the server has not told.
         self._created: datetime | None = None
+        #: The same from the caller, until the first consumer is created.
+        self._told = created
 
     async def make(self, sequence: int, *, timeout: float | None = None) -> Consumer:
         """Create a consumer.
@@ -87,7 +93,8 @@ class OrderedPlaces:
         goes_on = bool(sequence) or self._began is not None
         known = self._created if goes_on else None
         if known is None:  # asked before: a consumer of an earlier stream would begin in this one
-            self._created = await self._creation(timeout)
+            told, self._told = self._told, None
+            self._created = told or await self._creation(timeout)
         if goes_on:
             config = replace(
                 config,

@@ -12,7 +12,13 @@ from nats.aio.client import Client
 
 from liftenvelope import bulk
 from liftenvelope.errors import NoCursorError, OffsetOutOfRangeError
-from liftenvelope.group import GroupConsumer, GroupMessage, _topics
+from liftenvelope.group import (
+    GroupConsumer,
+    GroupMessage,
+    JetStreamTopic,
+    JetStreamTopicSource,
+    _topics,
+)
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect
 
@@ -225,3 +231,16 @@ async def test_group_without_an_offset_is_read_after_a_rewind(play: Play) -> Non
             await take(consumer, 1)
         await play.client.rewind(play.name, {(play.name, number): 0 for number in range(4)})
         assert set(await take(consumer, 4)) == play.published
+
+
+async def test_partition_is_opened_with_one_look_at_its_stream(nc: Client, play: Play) -> None:
+    await play.publish(4)
+    asked = await nc.subscribe(f"$JS.API.STREAM.INFO.{play.name}")
+    made = await nc.subscribe(f"$JS.API.CONSUMER.CREATE.{play.name}.>")
+    await nc.flush()
+    topic = JetStreamTopic.of_stream(play.name, [f"{play.name}.0"])
+    feed = await JetStreamTopicSource(play.js, topic).open(0, 0)
+    await feed.next()
+    await feed.close()
+    await made.next_msg(60)
+    assert asked.pending_msgs == 1
