@@ -285,7 +285,9 @@ def test_a_job_is_checked_before_anything_starts(wrong: dict[str, object]) -> No
 def test_command_runs_with_closed_output(closed: str) -> None:
     envelope = base64.b64encode(liftenvelope.new_message(b"tea")).decode()
     command = f'exec "$0" -W error -m liftenvelope decode {envelope} {closed}'
-    done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert ("tea" in done.stdout) == (closed == "2>&-")
 
