@@ -3,11 +3,15 @@
 A message may wait for a minute, and any client can publish messages that get no ack, for example on a subject
 that nothing records. So no connection may take all places.
 
-The invariant: a connection takes a place only if it has fewer places than are free. One connection alone gets
-half of the places, two get a third each, and so on: a new connection finds about as much room as the
-greediest ones have. Messages of a connection get their places in the order of their waiting. Each place that
-becomes free is offered first to the connection that had it, then to the one that has waited for longest since
-its last offer.
+A connection takes a place if it has fewer places than are free, not counting a reserve of a hundredth. One
+connection alone gets about half of the places, and one that comes next half of the rest. The reserve is for
+connections that have no place: each of them gets one as long as any is free. So a new connection can publish,
+however many places the earlier ones have taken, unless the reserve is used up as well.
+
+The invariant: after each step, no waiting connection may take a place. A release therefore concerns only the
+connection that had the place, which gets the first offer, and those that have one place less than the new
+bound. Among these, the one that has waited for longest since its last offer comes first. Messages of a
+connection get their places in the order of their waiting.
 """
 
 from __future__ import annotations
@@ -17,10 +21,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 __all__ = ["PublishPlaces"]
 
+#: Part of the places that is kept for connections that have none: one in so many.
+_RESERVE: Final = 100
 _F = TypeVar("_F", bound=asyncio.Future[Any])
 
 
@@ -49,10 +55,11 @@ class PublishPlaces:
 
     def __init__(self, most: int) -> None:
         self.free = most
+        self._reserve = most // _RESERVE
         # An entry lives as long as the connection has places or waits for one.
         self._shares: dict[Hashable, _Share] = {}
-        # Connections with waiting messages; the one that comes first gets the next offer.
-        self._queue: dict[Hashable, None] = {}
+        # Connections with waiting messages, by the number of their places, in the order of their offers.
+        self._queues: dict[int, dict[Hashable, None]] = {}
 
     async def send(self, connection: Hashable, publish: Callable[[], Awaitable[_F]]) -> _F:
         """Wait for a place, then publish a message that keeps the place until it has its ack.
@@ -81,38 +88,57 @@ class PublishPlaces:
 
     async def _take(self, connection: Hashable) -> None:
         share = self._shares.setdefault(connection, _Share())
-        if not share.waiting and share.held < self.free:
+        if not share.waiting and share.held < self._bound:
             share.held += 1
             self.free -= 1
             return
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         share.waiting.append(place)
-        self._queue.setdefault(connection)
+        self._queues.setdefault(share.held, {}).setdefault(connection)
         try:
             await place
         except asyncio.CancelledError:
             if not place.cancelled():  # given before the cancellation arrived
                 self._give_back(connection)
+            elif connection in self._shares:
+                self._offer(connection)
             raise
 
-    def _give_back(self, connection: Hashable) -> None:
-        self._shares[connection].held -= 1
-        self.free += 1
-        self._offer(connection)
-        if self._queue:
-            self._offer(next(iter(self._queue)))
+    @property
+    def _bound(self) -> int:
+        """A connection with fewer places than this may take one more."""
+        return max(self.free - self._reserve, min(self.free, 1))
 
-    def _offer(self, connection: Hashable) -> None:
-        """Give a connection the places that it may have; it then waits behind the others."""
+    def _give_back(self, connection: Hashable) -> None:
         share = self._shares[connection]
-        while share.waiting and (share.waiting[0].done() or share.held < self.free):
+        self._unqueue(connection, share)
+        share.held -= 1
+        self.free += 1
+        if not self._offer(connection):
+            while (queue := self._queues.get(self._bound - 1)) and not self._offer(next(iter(queue))):
+                pass
+
+    def _offer(self, connection: Hashable) -> bool:
+        """Give a connection a place if it may have one; return whether it has taken one.
+
+        It then waits behind the others that have as many.
+        """
+        share, free = self._shares[connection], self.free
+        self._unqueue(connection, share)
+        while share.waiting and (share.waiting[0].done() or share.held < self._bound):
             place = share.waiting.popleft()
             if not place.done():
                 place.set_result(None)
                 share.held += 1
                 self.free -= 1
-        self._queue.pop(connection, None)
         if share.waiting:
-            self._queue[connection] = None
+            self._queues.setdefault(share.held, {})[connection] = None
         elif not share.held:
             del self._shares[connection]
+        return self.free < free
+
+    def _unqueue(self, connection: Hashable, share: _Share) -> None:
+        queue = self._queues.get(share.held, {})
+        queue.pop(connection, None)
+        if not queue:
+            self._queues.pop(share.held, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 from liftenvelope.gateway._clients.publish_places import PublishPlaces
 
@@ -51,11 +52,11 @@ async def test_connection_gets_as_many_places_as_it_leaves_free() -> None:
     one, two, three = (Publisher(places, name) for name in ("one", "two", "three"))
     assert await one.publish(200) == 50
     assert await two.publish(200) == 25
-    assert await three.publish(200) == 13
-    assert places.free == 12
+    assert await three.publish(200) == 12
+    assert places.free == 13
     for publisher in (one, two, three):
         await publisher.end()
-    assert (places.free, places._shares, places._queue) == (100, {}, {})
+    assert (places.free, places._shares, places._queues) == (100, {}, {})
 
 
 async def test_all_places_go_to_those_that_wait_once_others_end() -> None:
@@ -95,7 +96,7 @@ async def test_single_place_is_handed_to_every_connection_in_turn() -> None:
         for publisher in publishers:
             await publisher.ack()
     assert [len(publisher.sent) for publisher in publishers] == [2] * 5
-    assert (places.free, places._shares, places._queue) == (1, {}, {})
+    assert (places.free, places._shares, places._queues) == (1, {}, {})
 
 
 async def test_place_of_a_message_that_was_not_sent_is_free_again() -> None:
@@ -121,4 +122,79 @@ async def test_place_given_to_a_call_that_is_cancelled_at_once_is_passed_on() ->
     await settled()
     assert (len(two.sent), len(three.sent)) == (0, 1)
     await three.end()
-    assert (places.free, places._shares, places._queue) == (1, {}, {})
+    assert (places.free, places._shares, places._queues) == (1, {}, {})
+
+
+async def test_place_is_offered_past_a_connection_whose_message_was_cancelled() -> None:
+    places = PublishPlaces(1)
+    one, two, three = (Publisher(places, name) for name in ("one", "two", "three"))
+    await one.publish()
+    await two.publish()
+    await three.publish()
+    two.tasks[0].cancel()
+    await settled()
+    await one.ack()
+    assert (len(two.sent), len(three.sent)) == (0, 1)
+    await three.end()
+    assert (places.free, places._shares, places._queues) == (1, {}, {})
+
+
+async def test_place_is_offered_past_a_message_that_is_just_being_cancelled() -> None:
+    places = PublishPlaces(1)
+    one, two, three = (Publisher(places, name) for name in ("one", "two", "three"))
+    await one.publish()
+    await two.publish()
+    await three.publish()
+    one.sent[0].set_result(0)
+    two.tasks[0].cancel()  # both are noticed in the next pass of the event loop
+    await settled()
+    assert (len(two.sent), len(three.sent)) == (0, 1)
+    await three.end()
+    assert (places.free, places._shares, places._queues) == (1, {}, {})
+
+
+async def test_place_is_offered_past_a_connection_that_may_not_take_it() -> None:
+    places = PublishPlaces(2)
+    one, two, three = (Publisher(places, name) for name in ("one", "two", "three"))
+    await one.publish()
+    await two.publish()
+    await one.publish()  # waits: it has a place, and none is free
+    await three.publish()
+    await two.ack()
+    assert (len(one.sent), len(three.sent)) == (1, 1)
+    for publisher in (one, two, three):
+        await publisher.end()
+    assert (places.free, places._shares, places._queues) == (2, {}, {})
+
+
+async def test_connections_that_come_one_after_the_other_all_find_a_place() -> None:
+    places = PublishPlaces(1_000)
+    publishers = [Publisher(places, f"{number}") for number in range(17)]
+    sent = [await publisher.publish(600) for publisher in publishers]
+    assert sent[0] == 495
+    assert min(sent) == 1
+    for publisher in publishers:
+        await publisher.end()
+    assert (places.free, places._shares, places._queues) == (1_000, {}, {})
+
+
+async def test_no_connection_that_may_take_a_place_waits() -> None:
+    chance = random.Random(7)
+    places = PublishPlaces(7)
+    publishers = [Publisher(places, f"{number}") for number in range(6)]
+    for _ in range(1_000):
+        publisher = chance.choice(publishers)
+        match chance.randrange(3):
+            case 0:
+                await publisher.publish(chance.randrange(4))
+            case 1:
+                await publisher.ack(chance.randrange(3))
+            case _:
+                if publisher.tasks:
+                    chance.choice(publisher.tasks).cancel()
+                    await settled()
+        waiting = [share.held for share in places._shares.values() if share.waiting]
+        assert all(held >= places.free for held in waiting)
+    for publisher in publishers:
+        await publisher.end()
+    assert (places.free, places._shares, places._queues) == (7, {}, {})
