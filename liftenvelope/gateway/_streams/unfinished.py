@@ -162,6 +162,7 @@ class UnfinishedStreams:
             if found.maker == me or (of_the_dead and found.maker not in living):
                 await self._ask_partitions(found)
                 async with self._core.changing.held(found.name, found.subject):
-                    # This gateway has no change of the stream in progress while this task holds the lock.
-                    if found in self._core.registry.unfinished():
+                    # This gateway has no change of the stream in progress while this task holds the lock. One
+                    # that this task has waited for may have ended without an answer.
+                    if found.name not in self._unsettled and found in self._core.registry.unfinished():
                         await self.remove(found)
