@@ -115,7 +115,9 @@ class UnfinishedStreams:
                 await self._until_executed(record)
                 await self._ask_partitions(record)
                 async with self._core.changing.held(name, record.subject):
-                    await self._settle(name)
+                    # Another change may have ended half-way meanwhile: its subject is not locked.
+                    if self._unsettled.get(name) is record:
+                        await self._settle(name)
             except LiftEnvelopeError as exc:
                 _log.warning("stream %s, not created or deleted, can't be removed yet: %s", name, exc)
 

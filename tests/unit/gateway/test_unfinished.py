@@ -91,3 +91,21 @@ async def test_creation_that_fails_while_the_clean_up_waits_for_it_is_not_remove
     assert gateway.removed == []
     await until(lambda: gateway.removed == ["1"])
     gateway.streams.close()
+
+
+async def test_stream_is_not_removed_under_the_lock_of_an_earlier_one_of_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unfinished, "OVERTAKEN", 0.0)
+    gateway = FakeGateway()
+    gateway.answers.clear()
+    gateway.fail(creating("1", "a"))
+    await until(lambda: gateway.asked)
+    async with gateway.changing.held("another", "b"):
+        gateway.fail(creating("2", "b"))
+        gateway.answers.set()
+        for _ in range(100):  # more steps than a removal has that does not wait for the lock of b
+            await asyncio.sleep(0)
+        assert gateway.removed == []
+    await until(lambda: gateway.removed == ["2"])
+    gateway.streams.close()
