@@ -269,13 +269,18 @@ class Leading:
 
     async def _begin(self, key: tuple[str, int], limit: asyncio.Semaphore) -> LedPartition | None:
         """Start the leader work for a partition; return None if that is not possible now."""
+        record = self._core.registry.known(key[0])
         try:
-            return await self._try_to_begin(key, limit)
+            return await self._try_to_begin(key, record, limit)
         finally:
             self._beginning.discard(key)
+            # A pass has left out this partition if the stream was recreated meanwhile.
+            if _id_of(self._core.registry.known(key[0])) != _id_of(record):
+                self.look(key[0])
 
-    async def _try_to_begin(self, key: tuple[str, int], limit: asyncio.Semaphore) -> LedPartition | None:
-        record = self._core.registry.known(key[0])
+    async def _try_to_begin(
+        self, key: tuple[str, int], record: StreamRecord | None, limit: asyncio.Semaphore
+    ) -> LedPartition | None:
         if record is None:
             self.bindings.drop(key)
             return None
@@ -351,3 +356,7 @@ class Leading:
             return names  # each check reports what JetStream does not answer
         records = [self._core.registry.known(name) for name in names]
         return {one.name for one in records if one is not None and not is_as_recorded(one, recordings)}
+
+
+def _id_of(record: StreamRecord | None) -> str | None:
+    return None if record is None else record.id

@@ -11,6 +11,9 @@ import liftenvelope
 from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.gateway import Gateway
 from liftenvelope.gateway._acks.reader import PartitionAckReader
+from liftenvelope.gateway._leader import leading as leading_module
+from liftenvelope.gateway._leader.led_partition import LedPartition
+from liftenvelope.gateway._protocol.names import partition_stream
 from liftenvelope.nats.receiving import DirectSubscription
 from liftenvelope.testing import NatsServer
 from tests.integration.conftest import until
@@ -95,3 +98,34 @@ async def test_leader_work_that_ends_with_a_defect_is_logged_and_makes_the_gatew
         assert dict(gateway.readiness().reasons) == {"partitions": "the leader work has ended with a defect"}
         [record] = [one for one in caplog.records if "ended with a defect" in one.message]
         assert record.exc_info is not None
+
+
+async def test_partition_recreated_during_its_start_does_not_wait_for_the_start_of_others(
+    nc: NatsClient, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slowed down: partition 0 never starts, and partition 1 not before its stream was recreated."""
+    monkeypatch.setattr(leading_module, "_SLOW", 0.1)
+    monkeypatch.setattr(leading_module, "_SELDOM", 10_000.0)
+    start, begun, recreated = LedPartition.start, asyncio.Event(), asyncio.Event()
+
+    async def start_slowly(led: LedPartition) -> None:
+        if led.stream.startswith(partition_stream(name, 0)):
+            await asyncio.Event().wait()
+        if led.stream.startswith(partition_stream(name, 1)) and not begun.is_set():
+            begun.set()
+            await recreated.wait()
+        await start(led)
+
+    async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+        assert gateway._running is not None
+        leading, registry = gateway._running.leading, gateway._running.core.registry
+        monkeypatch.setattr(LedPartition, "start", start_slowly)
+        await client.create_stream(name, name, partitions=2)
+        await begun.wait()
+        await client.delete_stream(name)
+        await client.create_stream(name, name, partitions=2)
+        record = registry.known(name)
+        assert record is not None
+        await until(lambda: not leading._wanted.is_set())  # a pass has left out both partitions
+        recreated.set()
+        await until(lambda: [led.record_id for led in leading._led.get(name, {}).values()] == [record.id])
