@@ -41,10 +41,6 @@ class ChangeLocks:
         self._below: dict[_Path, set[asyncio.Future[None]]] = {}
         self._places = asyncio.Semaphore(at_once)
 
-    def is_held(self, name: str) -> bool:
-        """Return whether a change of a stream is in progress or waits."""
-        return ("", name) in self._latest
-
     @asynccontextmanager
     async def held(self, name: str, *subjects: str) -> AsyncIterator[None]:
         """Exclude other changes of a stream, and of those whose subjects may overlap.

@@ -258,7 +258,7 @@ async def test_change_that_gets_no_answer_does_not_hold_up_changes_of_other_stre
         await refused.client.set_stream_readonly(other)
         await refused.client.delete_stream(other)
         assert refused.gateway._running is not None
-        assert refused.gateway._running.core.changing.is_held(slow)
+        assert ("", slow) in refused.gateway._running.core.changing._latest
         await refused.use("free")  # the connection of the request is lost, so its change ends
         with pytest.raises(RpcError, match="outcome of the request is unknown"):
             await call
@@ -293,6 +293,6 @@ async def test_deletion_that_gets_no_answer_is_repeated_outside_the_lock(name: s
         core, before = refused.gateway._running.core, refused.nc.last_error
         await until(lambda: refused.nc.last_error is not before)
         assert question.lower() in str(refused.nc.last_error)
-        assert not core.changing.is_held(name)
+        assert ("", name) not in core.changing._latest
         await refused.use("free")
         await refused.client.create_stream(name, name)

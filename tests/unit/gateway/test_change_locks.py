@@ -98,7 +98,7 @@ async def test_cancelled_change_lets_no_later_one_overtake_an_earlier_one() -> N
     await first.end()
     assert last.has_begun
     await last.end()
-    assert not locks.is_held("one")
+    assert not locks._latest
 
 
 async def test_changes_in_progress_are_bounded_and_waiting_ones_take_no_place() -> None:
