@@ -171,9 +171,9 @@ class Publisher:
             retry_unacked,
         )
         deadline = self._ack_deadline(timeout)
-        if self._is_unary(message):
+        if message.is_unary:
             return await self._publish_unary(message, deadline)
-        ack: Ack = await (await self._publish_piped(message, deadline))
+        ack: Ack | None = await (await self._publish_piped(message, deadline))
         return ack
 
     async def publish_async(
@@ -253,10 +253,8 @@ class Publisher:
         deadline = self._ack_deadline(timeout)
         if not self.streams.has_room(max_outstanding):
             await self._wait_for_room(max_outstanding, deadline)
-        if self._is_unary(message):
-            task = asyncio.create_task(self._publish_until_closed(message, deadline))
-            self.streams.track(task)
-            return task
+        if message.is_unary:
+            return self._start_unary(message, deadline)
         return await self._publish_piped(message, deadline)
 
     def publish_many(
@@ -413,13 +411,6 @@ class Publisher:
             raise problem(f'partitioner must be "key", "round_robin" or a function, got {given!r}')
         return given if not callable(given) else CustomPartitioner(given)
 
-    def _is_unary(self, message: SingleMessage) -> bool:
-        """Return True if a message needs a call of its own.
-
-        The acks of such a call can't be confused with a late ack for an earlier message of the same id.
-        """
-        return message.is_unary or self.streams.may_be_acked_late(message.correlation_id)
-
     async def _choose(self, message: SingleMessage, deadline: Deadline) -> int:
         """Choose the partition of a message. A partition given by the caller is checked to exist."""
         info = await self.streams.partition_info(message.stream, deadline, message.partition)
@@ -438,20 +429,33 @@ class Publisher:
             raise AckTimeoutError(text, "", False) from exc
 
     async def _publish_piped(self, message: SingleMessage, deadline: Deadline) -> asyncio.Future[Any]:
-        """Send a message on the publish stream of its partition's leader."""
+        """Send a message on the publish stream of its partition's leader.
+
+        A message takes a call of its own if an ack may still come for an earlier one of the same id: that
+        ack could be confused with its own on the stream.
+        """
         streams, stream = self.streams, message.stream
         partition = await self._choose(message, deadline)
         lane = streams.pinned(stream, partition)
         if lane is None:
             info = await streams.partition_info(stream, deadline, partition)
             lane = await streams.pin(info, partition, deadline)
-        # No await from here on: otherwise another call could take the id, or overtake this message.
+        # No await from here on: otherwise another call could take the id, an earlier message of that id could
+        # be given up, or another message could overtake this one.
         correlation_id = streams.new_id(message.correlation_id)
+        if streams.may_be_acked_late(message.correlation_id):
+            return self._start_unary(message, deadline)
         request = message.request(partition, correlation_id)
         future = _AckFuture(streams, stream, message.retry)
         future.entry = Entry(correlation_id, request, partition, future, 0)
         streams.submit(lane, (future.entry,), deadline.left)
         return future
+
+    def _start_unary(self, message: SingleMessage, deadline: Deadline) -> asyncio.Task[Ack | None]:
+        """Publish by a unary call, in a task that counts as in flight."""
+        task = asyncio.create_task(self._publish_until_closed(message, deadline))
+        self.streams.track(task)
+        return task
 
     async def _publish_until_closed(self, message: SingleMessage, deadline: Deadline) -> Ack | None:
         """Publish by a unary call, in a task that is cancelled when the client closes."""

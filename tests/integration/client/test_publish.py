@@ -500,3 +500,32 @@ async def test_late_ack_is_not_taken_for_that_of_the_next_message_with_the_same_
             ack = await acked(again)
             assert (ack.offset, ack.correlation_id) == (2, "a")
     assert values(liftbridge_server, stream) == [b"first", b"late", b"again"]
+
+
+async def test_late_ack_of_a_message_that_times_out_while_the_next_one_waits_for_metadata(
+    liftbridge_server: LiftbridgeCluster, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = liftbridge_server.addresses[0]
+    with FaultProxy(address) as proxy:
+        async with liftenvelope.connect(address, address_map={address: proxy.address}, ack_wait=60) as late:
+            await late.publish(stream, b"first")
+            proxy.stall("to_client")
+            given_up = await late.publish_async(stream, b"late", correlation_id="a", timeout=0.5)
+            streams, has_metadata = late._publisher.streams, asyncio.Event()
+            find = streams.partition_info
+
+            async def find_late(*given: Any) -> Any:
+                await has_metadata.wait()
+                return await find(*given)
+
+            monkeypatch.setattr(streams, "partition_info", find_late)
+            again = asyncio.create_task(late.publish(stream, b"again", correlation_id="a"))
+            await until(lambda: len(values(liftbridge_server, stream)) == 2)
+            with pytest.raises(AckTimeoutError):
+                await given_up
+            has_metadata.set()
+            await until(lambda: streams.count == 1)
+            proxy.resume("to_client")
+            ack = await acked(again)
+            assert (ack.offset, ack.correlation_id) == (2, "a")
+    assert values(liftbridge_server, stream) == [b"first", b"late", b"again"]
