@@ -106,7 +106,9 @@ class StoppedAtHighWatermark:
 
 @dataclass(frozen=True, slots=True)
 class CursorAheadOfStream:
-    """A cursor is beyond the end of its partition. It is from an earlier stream of this name, and ignored.
+    """A cursor is from an earlier stream of this name, and ignored.
+
+    The cursor is beyond the end of its partition, or a group member saw that the stream was created again.
 
     Attributes:
         stream: Name of the stream.

@@ -149,6 +149,7 @@ class ScriptedBroker:
         lists: The brokers that it knows of.
         streams: Their partitions' leaders, by name and number.
         logs: By stream and partition.
+        created_ns: Creation time of its streams.
         isr: The brokers in sync of every partition, by default the leader alone.
         reads_backwards: Whether it is one of those that heed ``reverse``.
     """
@@ -163,6 +164,7 @@ class ScriptedBroker:
         self.logs: dict[tuple[str, int], Log] = {}
         self.reads_backwards = True
         self.partition_count = 0
+        self.created_ns = 0
         self.isr: list[str] = []
         self.advertised = ""
         self._once: defaultdict[str, deque[Step]] = defaultdict(deque)
@@ -255,6 +257,7 @@ class ScriptedBroker:
                 answer.streamMetadata.add(name=name, error=api_pb2.StreamMetadata.UNKNOWN_STREAM)
                 continue
             found = answer.streamMetadata.add(name=name, subject=self.subjects.get(name, name))
+            found.creationTimestamp = self.created_ns
             for number, leader in enumerate(self.streams[name]):
                 self._describe(found.partitions[number], name, number, leader)
         for group in asked.groups:

@@ -97,6 +97,8 @@ class ConsumerReader:
         self._messages: list[Message] = []
         self._taken = asyncio.Event()
         self._next_read: int | None = None
+        #: Creation time of the stream that was read last; 0 before the first read.
+        self._created_ns = 0
         self._refusals = 0
         self._task: asyncio.Task[None] | None = None
         self._on_done: Callable[[asyncio.Task[None]], object] = lambda _: None
@@ -223,8 +225,8 @@ class ConsumerReader:
 
     async def _read(self) -> None:
         """Subscribe and offer batches until the subscription ends."""
-        if self._next_read is None:
-            self._next_read = self.position = self.first = await self._find_start()
+        await self._settle_start()
+        assert self._next_read is not None
         stream, partition = self.key
         subscription = self._parts.subscriptions.subscribe_for_group(
             stream, partition, self._next_read, self._member.identity(self.key), resume=self._resume
@@ -269,7 +271,23 @@ class ConsumerReader:
 
     # Start offset
 
-    async def _find_start(self) -> int:
+    async def _settle_start(self) -> None:
+        """Find the start of the next subscription, unless it continues the one before on the same stream.
+
+        A stream that was deleted and created again has other messages at the same offsets, so neither the
+        offset reached nor the group's cursor counts for it.
+        """
+        context = self._parts.context
+        found = await context.cluster.stream(self.key[0], context.deadline(None), refresh=True)
+        is_another = 0 < self._created_ns < found.created_ns
+        if is_another and self._next_read is not None:
+            self._forget()
+        if self._next_read is None:
+            start = await self._find_start(is_another=is_another)
+            self._next_read = self.position = self.first = start
+        self._created_ns = max(self._created_ns, found.created_ns)
+
+    async def _find_start(self, *, is_another: bool) -> int:
         stored = await self._parts.cursors.fetch_cursor(self._cursor_id, *self.key)
         if stored is None:
             self._check_auto("it has no cursor")
@@ -278,10 +296,10 @@ class ConsumerReader:
             info = await SecondLook().newest(info, stored, self._fetch_info)
         except NotLeaderError:
             # The partition may be paused. A cursor or "earliest" gives the start without its metadata.
-            if stored is None and self._auto_offset != "earliest":
+            if is_another or (stored is None and self._auto_offset != "earliest"):
                 raise
             return self._started(stored)
-        if stored is not None and stored > info.newest_offset:
+        if stored is not None and (is_another or stored > info.newest_offset):
             await self._drop_cursor(stored, info)
             stored = None
         if stored is None and self._auto_offset != "earliest":
@@ -304,7 +322,9 @@ class ConsumerReader:
         """Delete a cursor that belongs to an earlier stream of this name: it would block every checkpoint."""
         event = CursorAheadOfStream(*self.key, self._cursor_id, stored, info.newest_offset, self._auto_offset)
         self._parts.context.options.notify(event)
-        self._check_auto(f"its cursor {stored} is beyond the newest offset {info.newest_offset}")
+        is_ahead = stored > info.newest_offset
+        why = f"beyond the newest offset {info.newest_offset}" if is_ahead else "of an earlier stream"
+        self._check_auto(f"its cursor {stored} is {why}")
         await self._parts.cursors.reset_cursor(self._cursor_id, *self.key)
 
     async def _keep_start(self, info: PartitionInfo) -> int | None:

@@ -178,6 +178,28 @@ async def test_cursor_is_kept_if_the_leader_learns_of_its_messages_late() -> Non
     assert not [event for event in events if isinstance(event, CursorAheadOfStream)]
 
 
+@pytest.mark.parametrize("resubscribe_wait", [0, 30], ids=["lost", "regained"])
+async def test_stream_that_was_created_again_is_read_from_its_start(resubscribe_wait: int) -> None:
+    events: list[ClientEvent] = []
+    options = {"resubscribe_wait": resubscribe_wait, "events": events}
+    async with cluster() as broker, client_of([broker], **options) as client:
+        Group(broker)
+        broker.created_ns = 1
+        broker.always("FetchCursor", api_pb2.FetchCursorResponse(offset=1))
+        async with (
+            asyncio.timeout(60),
+            client.consumer("g", "foo", auto_offset="earliest", auto_commit_interval=None) as consumer,
+        ):
+            assert (await anext(consumer)).offset == 2
+            broker.created_ns = 2
+            broker.log(*range(10))
+            broker.drop()
+            assert [(await anext(consumer)).offset for _ in range(10)] == list(range(10))
+        assert broker.read("SetCursor")[0].offset == -1
+    ahead = [event for event in events if isinstance(event, CursorAheadOfStream)]
+    assert [(event.offset, event.newest_offset) for event in ahead] == [(1, 9)]
+
+
 @pytest.mark.parametrize("in_batches", [False, True])
 async def test_other_tasks_run_while_a_caller_works_without_awaiting(in_batches: bool) -> None:
     async with cluster() as broker, client_of([broker]) as client:
