@@ -106,6 +106,7 @@ class PartitionRead:
         reached: Highest offset that the partition is known to have had, None if unknown.
         finished: Whether every message up to the stop was received.
         created_ns: Creation time of the stream in ns since 1970; 0 until it is known.
+        is_replaced: Whether :meth:`check_stream` found another stream.
     """
 
     reverse = False
@@ -130,6 +131,7 @@ class PartitionRead:
         self.group = group
         self.finished = False
         self.created_ns = 0
+        self.is_replaced = False
         self._has_read = False
         # Newest offset of the partition when the read began.
         self._counted = -1
@@ -209,6 +211,7 @@ class PartitionRead:
             StreamDeletedError: It is another stream of that name.
         """
         if 0 < self.created_ns < stream.created_ns:
+            self.is_replaced = True
             text = f"{self.name}: the stream was deleted, and another one of that name was created since"
             raise StreamDeletedError(StatusCode.NOT_FOUND, f"{text}: read that one from its start")
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope._deadlines import Deadline
@@ -99,7 +101,7 @@ class Subscription(MessageReader):
         self._options = context.options
         self._streams = streams
         self._read = read
-        self._start = ReadStart(context, streams, cursors, read, second_look)
+        self._start = partial(ReadStart, context, streams, cursors, second_look=second_look)
         self._resume = resume
         self._call: Call | None = None
         self._came: list[bytes] = []
@@ -167,9 +169,7 @@ class Subscription(MessageReader):
         self._context.open_resources.add(self)
         try:
             deadline = self._context.deadline(None)
-            await self._start.begin(deadline, self._probe)
-            if not self._read.finished:
-                await self._subscribe(deadline)
+            await self._begin(deadline)
             self._begun = True
             if self.closed:
                 raise TransportError(f"{self._read.name}: the subscription was closed while it was opened")
@@ -193,6 +193,27 @@ class Subscription(MessageReader):
                     work.exception()  # retrieved, because no reader is left to raise it to
             finally:
                 self._drop_call()
+
+    async def _begin(self, deadline: Deadline) -> None:
+        """Begin the read and make its first call.
+
+        The first metadata may come from a broker that is behind and still knows an earlier stream of the
+        name. The read then begins again. A group member's does not: its start belongs to the earlier stream.
+        """
+        fresh, attempt = copy(self._read), 0
+        while True:
+            try:
+                await self._start(read=self._read).begin(deadline, self._probe)
+                if not self._read.finished:
+                    await self._subscribe(deadline)
+            except StreamDeletedError:
+                is_over = deadline.is_over or self.closed
+                if is_over or fresh.group is not None or not self._read.is_replaced:
+                    raise
+            else:
+                return
+            self._read, attempt = copy(fresh), attempt + 1
+            await asyncio.sleep(deadline.pause_before(attempt))
 
     async def _probe(self, deadline: Deadline) -> None:
         """Make a call, which wakes the partition or shows that it is paused."""

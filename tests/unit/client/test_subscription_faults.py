@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from liftenvelope.client._reading import subscribe_call
+from liftenvelope.client.positions import Cursor
 from liftenvelope.errors import (
     CallTimeoutError,
     StreamDeletedError,
     TransportError,
 )
+from liftenvelope.rpc.server import ServerCall
 from liftenvelope.rpc.status import RpcError, StatusCode
 from tests.unit.scripted_broker import (
     HANDSHAKE,
@@ -108,6 +110,30 @@ class TestHandshake:
                     async with asyncio.timeout(0.1):
                         await reader.open()
                 assert (reader.closed, reader in client._context.open_resources) == (True, False)
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest", Cursor("me")], ids=["earliest", "latest", "cursor"])
+async def test_stream_created_again_just_before_is_read_although_a_broker_knew_the_earlier_one(
+    start: Any,
+) -> None:
+    async with scripted() as (broker,):
+        broker.log(*range(3))
+        broker.log(stream="__cursors")
+        broker.created_ns = 2
+
+        async def answer_late(call: ServerCall, request: bytes) -> bytes:
+            answer = broker.metadata(request)
+            for stream in answer.streamMetadata:
+                if stream.name == "foo":
+                    stream.creationTimestamp = 1
+                    broker.always("FetchMetadata", broker._metadata)
+            return answer.SerializeToString()
+
+        broker.always("FetchMetadata", answer_late)
+        broker.next("Subscribe", RpcError(StatusCode.FAILED_PRECONDITION, "Server not partition leader"))
+        async with client_of([broker]) as client:
+            found = await read(client, start=start, stop=2)
+    assert found == ([2] if start == "latest" else [0, 1, 2])
 
 
 class TestMalformed:
