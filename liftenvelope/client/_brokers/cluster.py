@@ -27,7 +27,7 @@ from liftenvelope.errors import (
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
     from liftenvelope.client.metadata import BrokerInfo
     from liftenvelope.client.options import Options
@@ -106,6 +106,7 @@ class Cluster:
         about: str,
         *,
         rule: Retry | None = None,
+        on_channel: Callable[[], None] | None = None,
     ) -> bytes | None:
         """Call a unary method, and retry it according to its row in ``RETRIES``.
 
@@ -119,6 +120,7 @@ class Cluster:
             deadline: Deadline over all attempts.
             about: Subject of the call, for error texts.
             rule: Retry rule. Default: the method's row in ``RETRIES``.
+            on_channel: Called when an attempt has a connection, right before it sends the request.
 
         Returns:
             The serialized response; None if an earlier attempt of unknown outcome turns out to be applied.
@@ -133,7 +135,7 @@ class Cluster:
             address = await route(failed, deadline)
             attempt_timeout = min(deadline.left, rule.attempt_timeout or deadline.left)
             try:
-                return await self.call_once(method, request, address, attempt_timeout)
+                return await self.call_once(method, request, address, attempt_timeout, on_channel)
             except (RpcError, TransportError) as exc:
                 last = exc
                 if isinstance(exc, CallNotProcessedError):
@@ -154,8 +156,17 @@ class Cluster:
                 if deadline.is_over:  # no time is left for another attempt
                     raise call_error(method, last, about) from last
 
-    async def call_once(self, method: str, request: bytes, address: str, timeout: float) -> bytes:
+    async def call_once(
+        self,
+        method: str,
+        request: bytes,
+        address: str,
+        timeout: float,
+        on_channel: Callable[[], None] | None = None,
+    ) -> bytes:
         """Call a unary method of one broker, once.
+
+        ``on_channel`` is called when there is a connection, right before the request is sent.
 
         Raises:
             RpcError: The server refused the call, or did not answer in time.
@@ -163,6 +174,8 @@ class Cluster:
         """
         deadline = Deadline(timeout)
         channel = await self.connections.channel(address, timeout)
+        if on_channel is not None:
+            on_channel()
         return await channel.unary(f"/proto.API/{method}", request, timeout=deadline.left)
 
     async def any_broker(self, failed: Sequence[str], deadline: Deadline) -> str:  # noqa: ARG002

@@ -23,6 +23,8 @@ from liftenvelope.errors import (
 from liftenvelope.rpc.status import RpcError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from liftenvelope._deadlines import Deadline
     from liftenvelope.client._brokers.cluster import Cluster
     from liftenvelope.envelope import Ack
@@ -96,10 +98,11 @@ class UnaryPublisher:
                     f"correlation_id must differ from that of an earlier publish without an ack, which may "
                     f"still come on ack_inbox {message.ack_inbox!r}, got {message.correlation_id!r}"
                 )
+            has_channel = asyncio.Event()
             try:
-                return _ack_of(message, await self._call(message, deadline))
+                return _ack_of(message, await self._call(message, deadline, has_channel.set))
             except (asyncio.CancelledError, AckTimeoutError, TransportError) as exc:
-                if isinstance(exc, asyncio.CancelledError) or exc.sent:
+                if has_channel.is_set() if isinstance(exc, asyncio.CancelledError) else exc.sent:
                     self._given_up.add(use)
                 raise
 
@@ -125,11 +128,15 @@ class UnaryPublisher:
             if not use.calls:
                 del self._uses[inbox]
 
-    async def _call(self, message: UnaryPublish, deadline: Deadline) -> bytes:
+    async def _call(
+        self, message: UnaryPublish, deadline: Deadline, on_channel: Callable[[], None] | None = None
+    ) -> bytes:
         """Make the call, which is not repeated once the server may have stored the message."""
         method, about, cluster = message.method, message.about, self._cluster
         try:
-            answer = await cluster.call(method, message.data, cluster.any_broker, deadline, about)
+            answer = await cluster.call(
+                method, message.data, cluster.any_broker, deadline, about, on_channel=on_channel
+            )
         except LiftEnvelopeError as exc:
             if isinstance(exc.__cause__, RpcError | TransportError):
                 causes = STREAM_ACK_CAUSES if method == "Publish" else SUBJECT_ACK_CAUSES
