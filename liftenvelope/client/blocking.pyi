@@ -553,7 +553,10 @@ class BlockingClient(Blocking):
             ack_inbox: A NATS subject of your own that gets the ack too. Use an inbox that no other publisher
                 uses: Liftbridge answers with the first ack on it. This client's publishes with one ack inbox
                 run one after the other.
-            correlation_id: Id that the ack repeats. Default: a new id.
+            correlation_id: Id that the ack repeats. Default: a new id. It must differ from those of the
+                messages in flight. If an earlier message of that id got no ack, this one takes a call of its
+                own, so that it never gets the late ack. If both have the same ``ack_inbox``, it raises
+                UsageError instead.
             expected_offset: Offset that the message must get, on a stream with optimistic concurrency;
                 -1, the default, for any.
             timeout: Seconds until the outcome must be known. Default: the client's ``ack_wait``.
@@ -607,8 +610,9 @@ class BlockingClient(Blocking):
 
         The call applies backpressure: it waits while ``max_outstanding`` messages have no outcome, or while
         the transport is behind. Messages for one partition are stored in the order of the calls. Exceptions:
-        messages that are sent again, and messages with the ack policy NONE or an ``ack_inbox``. Each of those
-        takes a call of its own, so they have no order among themselves and relative to others.
+        messages that are sent again, and messages with the ack policy NONE, an ``ack_inbox``, or the
+        ``correlation_id`` of an earlier message without an ack. Each of those takes a call of its own, so
+        they have no order among themselves and relative to others.
 
         Args:
             stream: Name of the stream. All arguments but ``max_outstanding`` are as in :meth:`publish`.
@@ -621,7 +625,8 @@ class BlockingClient(Blocking):
             ack_inbox: A NATS subject of your own that gets the ack too. Use an inbox that no other publisher
                 uses: Liftbridge answers with the first ack on it. This client's publishes with one ack inbox
                 run one after the other.
-            correlation_id: Id that the ack repeats.
+            correlation_id: Id that the ack repeats. If an earlier message of that id got no ack, this one
+                takes a call of its own. If both have the same ``ack_inbox``, the future raises UsageError.
             expected_offset: Offset that the message must get.
             timeout: Seconds until the outcome must be known, from this call on. Default: the client's
                 ``ack_wait``.
@@ -672,7 +677,8 @@ class BlockingClient(Blocking):
             ack_inbox: A NATS subject of your own that gets the ack too. Use an inbox that no other publisher
                 uses: Liftbridge answers with the first ack on it. This client's publishes with one ack inbox
                 run one after the other.
-            correlation_id: Id that the ack repeats. Default: a new id.
+            correlation_id: Id that the ack repeats. Default: a new id. It must differ from those of the
+                messages in flight, and of earlier messages with the same ``ack_inbox`` that got no ack.
             timeout: Seconds to wait for the ack. Default: the client's ``ack_wait``.
 
         Returns:
