@@ -12,8 +12,9 @@ __all__ = ["without_secrets"]
 _LOGIN: Final = re.compile(r"(?<=://)[^\s,]*@")
 #: User, password or token of ``user:password@host`` without a scheme.
 _BARE_LOGIN: Final = re.compile(r"(?<![^,\s])(?![\w+.-]*://)[^\s,]*@")
-#: ``user:password`` of a URL without a host: the text after the colon is not a port.
-_NO_HOST: Final = re.compile(r"(?<=://)([^\s,:/\[]*):(?!\d{1,5}(?:\D|$))[^\s,]*")
+#: ``user:password`` of a URL without a host: the text after the colon is not a port, nor the word in
+#: ``nats://host:port``, as errors have it.
+_NO_HOST: Final = re.compile(r"(?<=://)([^\s,:/\[]*):(?!\d{1,5}(?:\D|$)|port(?:[\s,;]|$))[^\s,]*")
 #: Seed of an nkey, for example one passed instead of the path of its file.
 _SEED: Final = re.compile(r"\bS[ACNOPUX][A-Z2-7]{56}\b")
 

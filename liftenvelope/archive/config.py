@@ -119,7 +119,7 @@ class PipelineConfig:
         access = self.access.open()
         with make(self.source, self.stream, self.location, access=access, **self.options) as writer:
             last: int | None = writer.maintained_at()
-            # A time in the future is one of a wrong clock.
+            # A time in the future is that of a wrong clock: the upkeep is done now, not after that time.
             if last is not None and 0 <= (age := time.time() - last) < wanted.interval:
                 return age
             writer.maintain(compact=wanted.compact, expire_hours=wanted.expire_hours)
@@ -209,8 +209,15 @@ def read_archive_config(path: str) -> ArchiveConfig:
 
     Raises:
         UsageError: The file can't be read or is not TOML, a key is unknown, or a value is invalid. The text
-            names file, table, key and value.
+            names file, table, key and value, without logins of URLs.
     """
+    try:
+        return _read(path)
+    except UsageError as exc:
+        raise UsageError(without_secrets(exc)) from None
+
+
+def _read(path: str) -> ArchiveConfig:
     shown = without_secrets(path)
     found = load_toml(path, shown)
     check_keys(f"{shown}:", found, {"archive", "pipeline"})
@@ -313,7 +320,8 @@ def _read_payload(
     else:
         as_choice(f"{where} on_bad", table, ("fail", "column"))
     if payload is None and table != "fail":
-        raise UsageError(f"{where} on_bad must be 'fail' without payload, got {table!r:.80}")
+        got = repr(table) if isinstance(table, str) else "a table"  # which may have passwords
+        raise UsageError(f"{where} on_bad must be 'fail' without payload, got {got}")
     return access
 
 

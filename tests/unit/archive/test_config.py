@@ -120,7 +120,17 @@ def test_table_takes_a_payload_dead_letters_and_maintenance(tmp_path: Path) -> N
             "on_bad must name another stream than the one to read, got 'ORDERS'",
         ),
         ('on_bad = { stream = "B", subject = "b" }\n' + TARGET, "on_bad must be 'fail' without payload"),
+        (
+            '[pipeline.on_bad]\nstream = "B"\nsubject = "b"\n'
+            '[pipeline.on_bad.access]\nuser = "me"\npassword = "s3cr3t"\n' + TARGET,
+            "on_bad must be 'fail' without payload, got a table$",
+        ),
         ('on_bad = "column"\n' + TARGET, "on_bad must be 'fail' without payload, got 'column'"),
+        (
+            'payload = "json"\non_bad = "nats://me:s3cr3t@h"\n' + TARGET,
+            "on_bad must be one of .*, got 'nats://h'",
+        ),
+        ('interval = "nats://me:s3cr3t@h"\n' + TARGET, "interval must be .*, got .*"),
         (
             'payload = "json"\non_bad = "keep"\n' + TARGET,
             "on_bad must be one of 'fail', 'column', got 'keep'",
@@ -144,8 +154,9 @@ def test_table_takes_a_payload_dead_letters_and_maintenance(tmp_path: Path) -> N
     ],
 )
 def test_errors_of_payloads_and_maintenance_name_the_key(tmp_path: Path, text: str, error: str) -> None:
-    with pytest.raises(UsageError, match=error):
+    with pytest.raises(UsageError, match=error) as caught:
         read_archive_config(write(tmp_path, PIPELINE + text))
+    assert "s3cr3t" not in str(caught.value)
 
 
 def test_source_from_a_file(tmp_path: Path) -> None:
