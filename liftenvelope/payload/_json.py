@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -122,16 +123,21 @@ class JsonDecoder(PayloadDecoder):
             return None
         try:
             found = json.loads(value, object_pairs_hook=_once)
-        except (ValueError, RecursionError) as exc:
-            faults[index] = f"fields that the schema does not have can't be kept: {exc}"
-            return None
-        others = {name: item for name, item in found.items() if name not in self._known}
-        return json.dumps(others, ensure_ascii=False, separators=(",", ":")) if others else None
+            others = {name: item for name, item in found.items() if name not in self._known}
+            return json.dumps(others, ensure_ascii=False, separators=(",", ":")) if others else None
+        except (
+            RecursionError
+        ):  # in either direction: how many are too many differs with the version of Python
+            fault = "too many levels"
+        except ValueError as exc:
+            fault = str(exc)
+        faults[index] = f"fields that the schema does not have can't be kept: {fault}"
+        return None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands twice")
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"{next(name for name, count in counts.items() if count > 1)!r} stands twice")
     return found
