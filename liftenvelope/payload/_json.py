@@ -125,9 +125,8 @@ class JsonDecoder(PayloadDecoder):
             found = json.loads(value, object_pairs_hook=_once)
             others = {name: item for name, item in found.items() if name not in self._known}
             return json.dumps(others, ensure_ascii=False, separators=(",", ":")) if others else None
-        except (
-            RecursionError
-        ):  # in either direction: how many are too many differs with the version of Python
+        except RecursionError:
+            # By loads or dumps. The number of levels that each can take differs with the version of Python.
             fault = "too many levels"
         except ValueError as exc:
             fault = str(exc)
