@@ -237,7 +237,7 @@ def _check_dead_letters(options: SourceOptions) -> None:
             try:
                 options.on_bad.check(connection.servers, stream, connection.access)
             except UsageError as exc:
-                raise OptionError(str(exc).replace("on_bad", "onBad")) from exc
+                raise OptionError(re.sub("^on_bad", "onBad", str(exc))) from exc
 
 
 def _source_words(format_: str, given: Mapping[str, Any]) -> Words:

@@ -393,6 +393,11 @@ class TestPayloads:
         with pytest.raises(OptionError, match=text):
             source_options("jetstream", {**JS, **options}, streaming=True)
 
+    def test_name_of_a_stream_stays_as_it_is(self) -> None:
+        bad = {"payload": SHAPE, "onBad": '{"stream": "on_bad", "subject": "b"}', "subscribe": "on_bad"}
+        with pytest.raises(OptionError, match=r"onBad must name another stream .*, got 'on_bad'"):
+            source_options("jetstream", {**JS, **bad}, streaming=True)
+
     @pytest.mark.parametrize(
         ("payload", "text"),
         [
