@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
 
@@ -304,7 +305,10 @@ class SourceBroker:
 
         # A stream that was made anew may have fewer partitions.
         found = self._unless_gone(span.stream, ask, (*_NOT_FOUND, NoSuchPartitionError))
-        if found is None and deleted not in _DELETED:
+        if found is not None:
+            with suppress(ValueError):
+                _DELETED.remove(deleted)
+        elif deleted not in _DELETED:
             _DELETED.append(deleted)
         return found
 
@@ -339,11 +343,16 @@ class SourceBroker:
             done: Offsets read, including those without a message.
 
         Raises:
-            TransportError: The read ended early.
-            DataLossError: The stream was created again meanwhile, so that the rows may be of another one.
+            TransportError: The read ended early, or the stream was created again meanwhile and
+                ``failOnDataLoss`` is false. The rows may be of the new stream; the next attempt has none.
+            DataLossError: The stream was created again meanwhile, and ``failOnDataLoss`` is true.
         """
         if self._was_recreated(span):
-            return
+            # The next batch begins at the start of the new stream: rows of it here would come twice.
+            text = (
+                f"{span.stream} was deleted and created again during the read of partition {span.partition}"
+            )
+            raise TransportError(f"{text}; run the task again")
         if done >= span.stop - span.start:
             return
         # With failOnDataLoss=false, offsets deleted by retention or by recreating the stream may be missing.
