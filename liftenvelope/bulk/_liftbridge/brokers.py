@@ -268,13 +268,18 @@ class Brokers:
             NoSuchStreamError, NoSuchPartitionError: There is no such stream or partition.
             LiftEnvelopeError: As for :meth:`leader`.
         """
-        deadline = Deadline(self._access.timeout)
-        try:
-            return self._ask_leader(stream, partition, deadline)
-        except NoSuchPartitionError:
-            # The leader was found, and knows nothing: it has just started, and has not read its log yet.
+        deadline, attempt = Deadline(self._access.timeout), 0
+        while True:
+            try:
+                return self._ask_leader(stream, partition, deadline)
+            except NoSuchPartitionError:
+                # A leader that has just started has not read its log yet, which takes some seconds.
+                if deadline.is_over:
+                    raise
+            # Ends the wait for a partition that was deleted: metadata names it no longer.
             self.leader(stream, partition, deadline.left, refresh=True)
-            return self._ask_leader(stream, partition, deadline)
+            attempt += 1
+            time.sleep(deadline.pause_before(attempt))
 
     def _ask_leader(self, stream: str, partition: int, deadline: Deadline) -> PartitionInfo:
         about = f"{stream}[{partition}]"

@@ -205,7 +205,8 @@ async def test_a_broker_that_has_just_started_is_asked_again_before_a_read() -> 
     """A writer of a table ended for it once, in the fault campaign."""
     async with scripted() as brokers:
         brokers[0].log(*range(5))
-        brokers[0].next("FetchPartitionMetadata", RpcError(StatusCode.NOT_FOUND, "partition not found"))
+        for _ in range(5):
+            brokers[0].next("FetchPartitionMetadata", RpcError(StatusCode.NOT_FOUND, "partition not found"))
         reader = await asyncio.to_thread(bulk.read, brokers[0].address, "foo", start=0)
         assert (await asyncio.to_thread(reader.read_all))["offset"].to_pylist() == list(range(5))
 
