@@ -6,7 +6,7 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from liftenvelope._backoff import Patience
 from liftenvelope._secrets import without_secrets
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from liftenvelope.bulk.ranges import Extent, Range
 
 __all__ = ["RangeRead"]
+
+#: Seconds between two looks whether retention caused the gaps, if those are only logged. Each look is a
+#: request or two, and every batch of a compacted stream has gaps.
+_GAPS_PAUSE: Final = 1.0
 
 
 class RangeSource(Protocol):
@@ -86,6 +90,8 @@ class RangeRead(ABC):
         # Pieces to hand out, and gaps in them that have not been checked for retention yet.
         self._ready: deque[Piece] = deque()
         self._gaps: list[tuple[int, int]] = []
+        # When gaps that are only logged are looked at next.
+        self._look_at = 0.0
         # When the current batch got its first row.
         self._began = 0.0
         # Whether an attempt has failed.
@@ -105,6 +111,8 @@ class RangeRead(ABC):
         while True:
             try:
                 self._read()
+                if self._gaps:
+                    self._check_gaps()
             except ReadLostError:
                 self._put_all()
                 raise
@@ -201,7 +209,9 @@ class RangeRead(ABC):
             self._ready.popleft()
 
     def _must_check(self) -> bool:
-        return bool(self._gaps)
+        if not self._gaps or self._plan.on_retention == "raise":
+            return bool(self._gaps)
+        return time.monotonic() >= self._look_at
 
     def _check_gaps(self) -> None:
         """Raise RetentionError if retention caused a gap and the policy is "raise"; otherwise log the gap."""
@@ -218,3 +228,4 @@ class RangeRead(ABC):
             )
             log.warning(text, told, extra=told)
         self._gaps.clear()
+        self._look_at = time.monotonic() + _GAPS_PAUSE

@@ -324,7 +324,8 @@ class TestGaps:
         found += offsets(reader.read_all())
         missing = sorted({*range(1000)} - {*found})
         assert missing == list(range(missing[0], 990))  # the reader is ahead by what is under way
-        (line,) = [one.message for one in caplog.records if one.name == "liftenvelope.bulk"]
+        lines = [one.message for one in caplog.records if one.name == "liftenvelope.bulk"]
+        (line,) = [one for one in lines if "retention took" in one]  # a busy machine may lose a read, too
         text = f"retention took {len(missing)} messages from offset {missing[0]} on before they were read"
         assert line == f"{name}: {text}"
 

@@ -1,0 +1,80 @@
+"""Gaps of a read of one range, without a server."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+
+from liftenvelope.bulk import Access, RetentionError
+from liftenvelope.bulk._engine import range_read
+from liftenvelope.bulk._engine.crew import Outlet
+from liftenvelope.bulk._engine.plan import BatchPlan
+from liftenvelope.bulk._engine.range_read import RangeRead
+from liftenvelope.bulk.ranges import Extent, Range
+
+
+@dataclass
+class _Source:
+    oldest: int = 0
+    asked: int = 0
+    stream: str = "s"
+    access: Access = field(default_factory=Access)
+
+    def extent(self, partition: int) -> Extent:
+        self.asked += 1
+        return Extent(self.oldest, 1_000)
+
+    def may_have_holes(self) -> bool:
+        return False
+
+
+class _Rows:
+    rows = 0
+    nbytes = 0
+    next_offset = 0
+
+
+class _Gappy(RangeRead):
+    """Reads 100 batches, each of which has a gap."""
+
+    _passing: ClassVar[tuple[type[Exception], ...]] = (ConnectionError,)
+
+    def _read(self) -> None:
+        for start in range(0, 1_000, 10):
+            self._gaps.append((start, start + 5))
+            self._hand_out(block=True)
+
+
+def gappy(source: _Source, on_retention: str) -> _Gappy:
+    plan = BatchPlan((), pa.schema([]), "none", 10, 10, None, on_retention)
+    pieces: queue.Queue[Any] = queue.Queue()
+    return _Gappy(source, Range(0, 0, 1_000), plan, Outlet(pieces, threading.Event()), _Rows(), "s")
+
+
+def test_read_that_skips_asks_for_its_gaps_once_in_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(range_read, "_GAPS_PAUSE", 60.0)
+    source = _Source(oldest=1_000)
+    with caplog.at_level(logging.WARNING, "liftenvelope.bulk"):
+        gappy(source, "skip").run()
+    assert source.asked == 2, "at the first gap, and at the end"
+    assert [one.message for one in caplog.records] == [
+        "s: retention took 5 messages from offset 0 on before they were read",
+        "s: retention took 495 messages from offset 10 on before they were read",
+    ]
+
+
+def test_read_that_raises_asks_for_each_gap() -> None:
+    source = _Source()
+    gappy(source, "raise").run()
+    assert source.asked == 100
+    source.oldest = 1
+    with pytest.raises(RetentionError):
+        gappy(source, "raise").run()
