@@ -63,15 +63,22 @@ def cast_column(name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
     """
     check_fields(name, column.type, kind)
     try:
-        if pa.types.is_dictionary(column.type):  # Arrow has no cast of a dictionary of views
-            found = column.dictionary.cast(kind).take(column.indices)
-        else:
-            found = column.cast(kind)
+        found = _decoded(column).cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as exc:
         raise UsageError(f"data: column {name!r} must fit type {kind} of the schema: {exc}") from exc
     if infinities(found) > infinities(column):
         raise UsageError(f"data: column {name!r} must fit type {kind} of the schema, got a larger number")
     return found
+
+
+def _decoded(column: pa.Array) -> pa.Array:
+    """Return the values of a dictionary that its rows have, one per row; any other column as it is."""
+    if not pa.types.is_dictionary(column.type):
+        return column
+    values = column.dictionary
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(values.type)
+    # Arrow can take no rows of views.
+    return (values if plain is None else values.cast(plain)).take(column.indices)
 
 
 def in_one(values: pa.Array) -> pa.Array:
@@ -88,6 +95,8 @@ def in_one(values: pa.Array) -> pa.Array:
 def infinities(column: pa.Array) -> int:
     """Return the number of infinite values in a column, also inside lists, maps and structs."""
     kind, types = column.type, pa.types
+    if types.is_dictionary(kind) and types.is_floating(kind.value_type):
+        return infinities(_decoded(column))
     if types.is_floating(kind):
         return int(pc.sum(pc.is_inf(column)).as_py() or 0)
     if types.is_map(kind):

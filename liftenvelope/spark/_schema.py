@@ -65,6 +65,7 @@ _ENVELOPE: Final[tuple[tuple[str, Any, str], ...]] = (
 #: Names of columns in bulk reads, where they differ; None for columns that bulk reads do not have.
 _FROM: Final = {"topic": None, "timestampType": None, "timestamp_nanos": "timestamp", "partition": None}
 
+_VIEWS: Final = (pa.string_view(), pa.binary_view())
 _TEXT: Final = ("binary", "string")
 #: Column types that a sink accepts, as Spark's simple type names.
 _SINK: Final[dict[str, tuple[str, ...]]] = {
@@ -198,7 +199,12 @@ def _array(field: pa.Field, batch: pa.RecordBatch) -> pa.Array:
         return column
     try:
         if pa.types.is_dictionary(column.type):
-            return column.dictionary.cast(field.type).take(column.indices)
+            values = column.dictionary
+            if values.type in _VIEWS:  # Arrow can take no rows of views
+                values = values.cast(field.type)
+            column = values.take(
+                column.indices
+            )  # before the cast: of the values that no row has, any may fail
         return pc.cast(column, options=pc.CastOptions(field.type, allow_time_truncate=True))
     except pa.ArrowInvalid as exc:
         text = f"payload: field {name!r} must fit type {field.type} of Spark: {exc}"

@@ -204,8 +204,10 @@ def test_value_that_would_change_is_not_encoded(kind: Any, column: pa.Array, fau
         Avro(record(("a", kind))).encoder(rows.schema).encode(rows)
 
 
-def test_infinity_stays_infinity() -> None:
-    rows = pa.record_batch({"a": [float("inf"), 1.5]})
+@pytest.mark.parametrize("is_category", [False, True])
+def test_infinity_stays_infinity(is_category: bool) -> None:
+    column = pa.array([float("inf"), 1.5])
+    rows = pa.record_batch({"a": column.dictionary_encode() if is_category else column})
     kind = Avro(record(("a", "float")))
     found = kind.decoder().decode(kind.encoder(rows.schema).encode(rows)).batches[0]
     assert found["a"].to_pylist() == [float("inf"), 1.5]

@@ -324,6 +324,15 @@ class TestOptions:
         found = Json(rows.schema).decoder().decode(Json().encoder(rows.schema).encode(rows))
         assert (found.batches, found.bad) == ([rows], ())
 
+    def test_dictionary_fits_by_the_values_of_its_rows(self) -> None:
+        """Of pandas' and polars' categories, many have no row."""
+        numbers = pa.DictionaryArray.from_arrays(pa.array([0, None], pa.int8()), pa.array(["1", "x"]))
+        rows = pa.record_batch({"n": numbers})
+        encoder = Json().encoder(pa.schema({"n": pa.int64()}))
+        assert encoder.encode(rows).to_pylist() == [b'{"n":1}', b'{"n":null}']
+        with pytest.raises(UsageError, match="column 'n' must fit type int64"):
+            encoder.encode(pa.record_batch({"n": pa.array(["1", "x"]).dictionary_encode()}))
+
     def test_views_dictionaries_and_large_lists_are_encoded(self) -> None:
         rows = pa.record_batch(
             {

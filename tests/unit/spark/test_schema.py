@@ -132,10 +132,14 @@ class TestRows:
             "b": pa.array([b"x", None], pa.binary_view()),
             "c": pa.DictionaryArray.from_arrays(pa.array([1, None], pa.uint32()), pa.array(["x", "y"], view)),
             "t": pa.array([1_001, None], pa.timestamp("ns")),
+            "d": pa.DictionaryArray.from_arrays(
+                pa.array([0, None], pa.int8()), pa.array([1, 2**45], pa.timestamp("s"))
+            ),
         }
         (found,) = payload_batches(columns)
         assert [found[name].to_pylist() for name in "vbc"] == [["x", None], [b"x", None], ["y", None]]
         assert found["t"].cast(pa.int64()).to_pylist() == [1, None]
+        assert found["d"].cast(pa.int64()).to_pylist() == [1_000_000, None]
 
     def test_time_of_a_payload_beyond_microseconds_is_named(self) -> None:
         with pytest.raises(
