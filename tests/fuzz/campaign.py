@@ -170,10 +170,12 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="the same seed gives the same inputs; default: a new one")
     parser.add_argument("--input", type=bytes.fromhex, help="run this one alone, in hexadecimal")
     parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count(), help="processes; default: one per processor"
+        "--jobs", type=int, default=os.cpu_count() or 1, help="processes; default: one per processor"
     )
     parser.add_argument("--sanitized", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.jobs < 1:  # no process would ever start
+        parser.error(f"--jobs must be at least 1, got {options.jobs}")
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(2**32)
     return options

@@ -64,6 +64,13 @@ def test_every_extension_has_a_target() -> None:
     assert {target.extension for target in TARGETS.values()} == extensions == set(TWINS)
 
 
+def test_no_processes_are_refused() -> None:
+    """The campaign waited for ever for processes that it did not start."""
+    done = campaign("--jobs", "0")
+    assert done.returncode == 2
+    assert "--jobs must be at least 1, got 0" in done.stderr
+
+
 def test_a_slice_passes_and_coverage_grows() -> None:
     done = campaign("--inputs", str(INPUTS))
     assert done.returncode == 0, done.stdout + done.stderr
