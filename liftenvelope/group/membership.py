@@ -51,7 +51,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Final
 
 from liftenvelope.errors import GroupError
@@ -195,7 +194,9 @@ class Group:
             GroupLimitError: The group has its maximum of members or partitions.
         """
         topics = self._check(request)
-        merged = merged_topics(self.state.topics, topics, partial(self._is_read, request.consumer_id))
+        merged = merged_topics(
+            self.state.topics, topics, lambda name: self.state.is_read(name, request.consumer_id)
+        )
         timeout = self.state.session_timeout if request.session_timeout is None else request.session_timeout
         member = self.state.members.get(request.consumer_id)
         grown = any(
@@ -235,11 +236,6 @@ class Group:
         if member is None and len(self.state.members) >= MAX_MEMBERS:
             raise GroupLimitError(f"group {self.state.name!r} already has {MAX_MEMBERS} members, the maximum")
         return topics
-
-    def _is_read(self, consumer_id: str, topic: str) -> bool:
-        """Return True if a member other than this one reads the topic."""
-        members = self.state.members.items()
-        return any(topic in member.topics for name, member in members if name != consumer_id)
 
     def _add(self, request: Registration, topics: frozenset[str], timeout: float) -> MemberState:
         member = MemberState(request.consumer_id, request.client_id, topics, timeout)

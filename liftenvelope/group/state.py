@@ -143,6 +143,10 @@ class GroupState:
     controller_incarnation: str = ""
     offsets_revision: int = 0
 
+    def is_read(self, topic: str, besides: str) -> bool:
+        """Return True if a member other than ``besides`` reads a topic."""
+        return any(topic in member.topics for name, member in self.members.items() if name != besides)
+
     def knows(self, partition: TopicPartition) -> bool:
         """Return True if the group has the partition."""
         spec = self.topics.get(partition.topic)
