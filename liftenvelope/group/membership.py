@@ -194,9 +194,7 @@ class Group:
             GroupLimitError: The group has its maximum of members or partitions.
         """
         topics = self._check(request)
-        merged = merged_topics(
-            self.state.topics, topics, lambda name: self.state.is_read(name, request.consumer_id)
-        )
+        merged = merged_topics(self.state.topics, topics, self.state.is_read_by_others(request.consumer_id))
         timeout = self.state.session_timeout if request.session_timeout is None else request.session_timeout
         member = self.state.members.get(request.consumer_id)
         grown = any(

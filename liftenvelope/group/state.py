@@ -143,9 +143,10 @@ class GroupState:
     controller_incarnation: str = ""
     offsets_revision: int = 0
 
-    def is_read(self, topic: str, besides: str) -> bool:
-        """Return True if a member other than ``besides`` reads a topic."""
-        return any(topic in member.topics for name, member in self.members.items() if name != besides)
+    def is_read_by_others(self, consumer_id: str) -> Callable[[str], bool]:
+        """Return a function that returns True if a member other than this one reads a topic."""
+        members = self.members.items()
+        return lambda topic: any(topic in one.topics for name, one in members if name != consumer_id)
 
     def knows(self, partition: TopicPartition) -> bool:
         """Return True if the group has the partition."""
