@@ -179,7 +179,7 @@ def _print(
     from liftenvelope.bulk.files import to_lines
 
     check_lines("--to", to)
-    check_open("--to", to, sys.stdout)
+    check_open("--to", to, sys.__stdout__)  # main() puts another one in the place of a closed one
     check_folder("--to", to)
     reader = bulk.tail(source, stream, **how) if follow else bulk.read(source, stream, **how)
     # Bytes, because the terminal's text encoding need not be UTF-8, and JSON is.
