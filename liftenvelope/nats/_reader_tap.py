@@ -1,8 +1,8 @@
 """Parses received bytes in the turn of the event loop in which they arrive.
 
 nats-py reads from an ``asyncio.StreamReader`` in a task. The reader buffers the received bytes and wakes the
-task, which copies them out of the buffer in the next turn of the loop. A tap takes them before that. This
-saves the turn, the task switch and the copies.
+task, which copies them out of the buffer in the next turn of the loop. A tap takes a small read before that,
+which saves the turn, the task switch and the copies.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import Any, Final, Protocol
 __all__ = ["ReaderTap", "reader_of"]
 
 _PRIVATE: Final = ("_waiter", "_buffer")
+#: Bytes of a read that are parsed at once. Messages that are made while a large read lives lie behind it in
+#: memory: a gateway took 0.79 MiB for each reader that takes nothing, in place of 0.43.
+_MOST: Final = 32 * 1024
 
 
 class _Taker(Protocol):
@@ -58,7 +61,8 @@ class ReaderTap:
     def _feed(self, data: bytes) -> None:
         reader = self.reader
         waiter = reader._waiter
-        if waiter is not None and not waiter.done() and not reader._buffer and self._taker.takes_now:
+        is_free = waiter is not None and not waiter.done() and not reader._buffer
+        if is_free and len(data) <= _MOST and self._taker.takes_now:
             data = self._taker.take(data)
         self._buffer(data)
 
