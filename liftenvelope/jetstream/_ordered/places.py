@@ -43,8 +43,8 @@ __all__ = ["OrderedPlaces"]
 
 #: Maximum seconds to wait for the age of a stream: a user may have no permission to ask for it.
 _LOOK: Final = 2.0
-#: Pauses while a stream seems to end before the position: a new leader may not have caught up yet.
-_LAGS: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 1.6)
+#: Pauses before each look at a stream that ends before the position: a new leader may not have caught up yet.
+_LAGS: Final = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 class OrderedPlaces:
@@ -144,6 +144,7 @@ class OrderedPlaces:
         """
         ends_at = 0
         for pause in _LAGS:
+            await asyncio.sleep(pause)
             found = await self._found(timeout)
             if found is None:
                 return
@@ -156,7 +157,6 @@ class OrderedPlaces:
             ends_at = found.state.last_seq
             if ends_at >= position:
                 return
-            await asyncio.sleep(pause)
         raise StreamReplacedError(
             404,
             f"the stream {self._stream!r} has lost messages that were read: it ends at {ends_at}, "
