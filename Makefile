@@ -33,6 +33,8 @@ WITHOUT_SERVERS := tests/unit tests/twin tests/test_layers.py
 NO_SOURCES := --ignore=tests/unit/project/test_tests.py --ignore=tests/unit/project/test_log_table.py \
 	--ignore=tests/unit/project/test_architecture_page.py --ignore=tests/unit/project/test_results_picture.py
 OF_BEHAVIOUR := tests/unit tests/twin $(NO_SOURCES)
+# Those of packages that call what is compiled.
+OF_COMPILED := tests/unit $(addprefix --ignore=tests/unit/,archive cli logs monitor project testing)
 # Those that use what the package depends on.
 OF_DEPENDENCIES := $(filter-out tests/unit/native/ tests/unit/project/ tests/unit/data/ tests/unit/logs/,$(wildcard tests/unit/*/)) tests/unit/test_arrow.py tests/unit/test_pb.py
 # Campaigns on servers, of which a slice runs in CI.
@@ -68,7 +70,7 @@ SOME_OF_SPARK := $(addprefix tests/spark/test_,$(addsuffix .py,functions session
 BROKER ?= gateway
 
 .PHONY: test-uvloop dist dist-interpreters test-dist test-dist-all test-dist-some packaging api-check
-.PHONY: help setup docs notebooks versions servers demo test compiled-tests without-servers interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz slices soak clean
+.PHONY: help setup environments docs notebooks versions servers demo test compiled-tests without-servers interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz slices soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -117,6 +119,11 @@ compiled-tests: setup
 without-servers: setup
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(COMPUTING) --hypothesis-profile=$(EXAMPLES) $(WITHOUT_SERVERS)
 
+# What interpreters and test-minimum-some run with, one after another: each install writes into the checkout. After it
+# both can run at once (-j), which takes two thirds of the time.
+environments: minimum
+	@$(MAKE) --no-print-directory interpreters GOAL=setup
+
 interpreters: $(CLAIMED:%=on-python-%)  ## the tests that need no server, on every other claimed Python version that is found
 	@echo "Claimed versions: $(CLAIMED). Not found: $(or $(strip $(foreach version,$(CLAIMED),$(if $(call interpreter,python$(version)),,$(version)))),none)."
 
@@ -124,7 +131,7 @@ on-python-%:
 	@path='$(call interpreter,python$*)'; \
 	if [ -z "$$path" ]; then echo 'Python $*: not found on PATH or in pyenv'; \
 	elif [ $* = $(call version,$(firstword $(wildcard $(RUN)) $(PYTHON))) ]; then echo 'Python $*: left to make test'; \
-	else echo "Python $*: $$path"; $(MAKE) --no-print-directory without-servers PYTHON=$$path VENV=.venv-$* EXAMPLES=further WITHOUT_SERVERS='$(OF_BEHAVIOUR)'; fi
+	else echo "Python $*: $$path"; $(MAKE) --no-print-directory $(or $(GOAL),without-servers) PYTHON=$$path VENV=.venv-$* EXAMPLES=further WITHOUT_SERVERS='$(OF_BEHAVIOUR)'; fi
 
 test-minimum: servers test-minimum-some  ## the lowest versions of the dependencies, with the tests of nats, jetstream and telemetry
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 .venv-minimum/bin/python -m pytest -q -n 2 --dist loadfile $(ON_LOWEST)
@@ -217,8 +224,8 @@ types: setup
 
 unit: strict pure without-servers
 
-pure: setup  ## the unit tests without the extensions
-	LIFTENVELOPE_NO_EXTENSIONS=1 $(RUN) -m pytest -q -n $(COMPUTING) --hypothesis-profile=further tests/unit $(NO_SOURCES)
+pure: setup  ## the unit tests of what is compiled, without the extensions
+	LIFTENVELOPE_NO_EXTENSIONS=1 $(RUN) -m pytest -q -n $(COMPUTING) --hypothesis-profile=further $(OF_COMPILED)
 
 strict: setup  ## the extensions compile without a warning
 	LIFTENVELOPE_BUILD_PROFILE=strict $(RUN) setup.py --quiet build_ext --build-temp build/strict --build-lib build/strict --force
