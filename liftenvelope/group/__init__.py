@@ -65,6 +65,7 @@ from liftenvelope.group.events import (
     MemberFenced,
     PartitionRefused,
     PartitionUnknown,
+    PartitionUnreadable,
 )
 from liftenvelope.group.state import Phase, Place, TopicSpec
 
@@ -113,6 +114,7 @@ __all__ = [
     "PartitionFeed",
     "PartitionRefused",
     "PartitionUnknown",
+    "PartitionUnreadable",
     "PartitionsCallback",
     "Phase",
     "Place",

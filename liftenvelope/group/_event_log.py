@@ -21,6 +21,7 @@ from liftenvelope.group.events import (
     MemberFenced,
     PartitionRefused,
     PartitionUnknown,
+    PartitionUnreadable,
     warn,
 )
 
@@ -66,6 +67,10 @@ _LINES: Final[Mapping[type, tuple[int, str]]] = {
     PartitionUnknown: (
         logging.WARNING,
         "group %(group)s: %(consumer_id)s was assigned %(topic)s[%(partition)d], which it does not know",
+    ),
+    PartitionUnreadable: (
+        logging.WARNING,
+        "group %(group)s: %(consumer_id)s still can't read %(topic)s[%(partition)d], retrying: %(error)s",
     ),
 }
 #: Lines of events without an error.

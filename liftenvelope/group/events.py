@@ -19,7 +19,9 @@ __all__ = [
     "LeaveFailed",
     "MemberExpired",
     "MemberFenced",
+    "PartitionRefused",
     "PartitionUnknown",
+    "PartitionUnreadable",
     "warn",
 ]
 
@@ -180,6 +182,27 @@ class PartitionRefused:
     error: Exception
 
 
+@dataclass(frozen=True, slots=True)
+class PartitionUnreadable:
+    """All reading of a partition has failed for the consumer's ``timeout``. The consumer retries.
+
+    A cause that lasts is a missing permission, or a domain of JetStream that can't be reached.
+
+    Attributes:
+        group: Name of the group.
+        consumer_id: Id of the consumer.
+        topic: Name of the topic.
+        partition: Number of the partition.
+        error: Error of the last attempt.
+    """
+
+    group: str
+    consumer_id: str
+    topic: str
+    partition: int
+    error: Exception
+
+
 GroupEvent: TypeAlias = (
     AssignorFailed
     | LeaseLost
@@ -191,6 +214,7 @@ GroupEvent: TypeAlias = (
     | LeaveFailed
     | PartitionRefused
     | PartitionUnknown
+    | PartitionUnreadable
 )
 #: Called from the event loop; it must not block.
 GroupEventHandler: TypeAlias = Callable[[GroupEvent], object]

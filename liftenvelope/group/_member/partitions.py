@@ -40,7 +40,12 @@ from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.clock import time_since_boot
 from liftenvelope.group.errors import MemberFencedError, NotAssignedError, StaleGenerationError
-from liftenvelope.group.events import CommitFailed, PartitionRefused, PartitionUnknown
+from liftenvelope.group.events import (
+    CommitFailed,
+    PartitionRefused,
+    PartitionUnknown,
+    PartitionUnreadable,
+)
 from liftenvelope.jetstream import JetStream
 from liftenvelope.nats.link import Link
 
@@ -190,8 +195,10 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
             created_ns=change.created_ns.get(key, 0),
             auto_offset=self._options.auto_offset,
             limit=self._options.prefetch,
+            patience=self._options.timeout,
             on_ready=self._has_messages,
             on_refused=self._is_refused,
+            on_unreadable=self._is_unreadable,
             on_begin=self._begins,
         )
 
@@ -201,6 +208,9 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
 
     def _is_refused(self, reader: PartitionReader, error: LiftEnvelopeError) -> None:
         self._options.notify(PartitionRefused(self._group, self._consumer_id, *reader.key, error))
+
+    def _is_unreadable(self, reader: PartitionReader, error: LiftEnvelopeError) -> None:
+        self._options.notify(PartitionUnreadable(self._group, self._consumer_id, *reader.key, error))
 
     def _interrupt(self) -> None:
         self._hand.until = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +20,7 @@ from liftenvelope.group._sources import PartitionFeed, TopicSource, continues, c
 from liftenvelope.group._topics import end_of, lists_of, replaced
 from liftenvelope.group.assignors import TopicPartition
 
-__all__ = ["GroupMessage", "PartitionReader"]
+__all__ = ["GroupMessage", "Outage", "PartitionReader"]
 
 #: Errors that may go away by themselves, and the seconds for which they must last before they are raised. A
 #: server that has just become the partition's leader may not know all of its messages yet. JetStream removes
@@ -28,6 +29,8 @@ _CERTAIN: Final[tuple[tuple[type[LiftEnvelopeError], float], ...]] = (
     (OffsetOutOfRangeError, 3.0),
     (ResourcesExceededError, 330.0),
 )
+#: Seconds after which a feed without messages counts as one that works: its partition is empty.
+_WORKS: Final = 60.0
 
 
 class GroupMessage(NamedTuple):
@@ -51,6 +54,36 @@ class GroupMessage(NamedTuple):
     generation: int
 
 
+class Outage:
+    """Time for which a partition can't be read.
+
+    Args:
+        patience: Seconds of failures after which the outage is told, once.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._opened_at = math.inf
+        self.ends()
+
+    def ends(self) -> None:
+        """Record that a message came, or that the partition is read from another place."""
+        self._began_at, self._is_told = math.inf, False
+
+    def opened(self, now: float) -> None:
+        """Record that a feed was opened, which may fail before its first message."""
+        self._opened_at = now
+
+    def failed(self, now: float) -> bool:
+        """Record a failure; return True if the outage must be told."""
+        if now - self._opened_at >= _WORKS:
+            self.ends()
+        self._began_at, self._opened_at = min(self._began_at, now), math.inf
+        is_due = now - self._began_at >= self._patience and not self._is_told
+        self._is_told |= is_due
+        return is_due
+
+
 class PartitionReader:
     """Reads one partition ahead into a buffer.
 
@@ -67,8 +100,11 @@ class PartitionReader:
         created_ns: Creation time of the stream that the offset belongs to, in ns since 1970; 0 if not known.
         auto_offset: Start in that case: ``"earliest"``, ``"latest"``, ``"new"``, or ``"error"``.
         limit: Messages to read ahead.
+        patience: Seconds of failures, without a message, after which ``on_unreadable`` is called.
         on_ready: Called when a message can be taken.
         on_refused: Called with the error when JetStream first refuses a consumer for lack of resources. The
+            reader retries.
+        on_unreadable: Called with the last error when all reading has failed for ``patience`` seconds. The
             reader retries.
         on_begin: Awaited with the start before anything is read. A start that is not None must be committed
             first, so that the next member starts there too, even if this one dies at once.
@@ -93,8 +129,10 @@ class PartitionReader:
         created_ns: int = 0,
         auto_offset: str,
         limit: int,
+        patience: float,
         on_ready: Callable[[PartitionReader], None],
         on_refused: Callable[[PartitionReader, LiftEnvelopeError], None],
+        on_unreadable: Callable[[PartitionReader, LiftEnvelopeError], None],
         on_begin: Callable[[PartitionReader, int | None], Awaitable[None]],
     ) -> None:
         self.key = key
@@ -111,12 +149,14 @@ class PartitionReader:
         self._auto_offset = auto_offset
         self._on_ready = on_ready
         self._on_refused = on_refused
+        self._on_unreadable = on_unreadable
         self._on_begin = on_begin
         #: True once the start is known and committed, so that messages go into the buffer.
         self._has_begun = False
         #: Class and time of the first of the errors in a row that may go away by themselves. Any other error
         #: begins a new row: a partition that was opened meanwhile is read until one comes.
         self._failing: tuple[type[LiftEnvelopeError], float] | None = None
+        self._outage = Outage(patience)
         self._task: asyncio.Task[None] | None = None
         self._on_done: Callable[[asyncio.Task[None]], None] | None = None
 
@@ -205,6 +245,7 @@ class PartitionReader:
         self.created_ns = 0
         self.seeks += 1
         self._failing = None
+        self._outage.ends()
         if self._task is not None:
             # The old task can't add messages any more: it is cancelled before it runs again.
             self._task.cancel()
@@ -257,9 +298,11 @@ class PartitionReader:
                 if read_from is None:
                     read_from = await self._begin_for_good()
                 feed = await self._source.open(self.key.partition, read_from)
+                self._outage.opened(asyncio.get_running_loop().time())
                 try:
                     async for offset in self._fill(feed):
                         read_from, self._failing = offset + 1, None
+                        self._outage.ends()
                         backoff.reset()
                 finally:
                     await feed.close()
@@ -270,12 +313,14 @@ class PartitionReader:
 
     def _check_passing(self, error: LiftEnvelopeError) -> None:
         """Raise an error that does not go away by itself; return for one that a retry can cure."""
+        now = asyncio.get_running_loop().time()
         if error.retriable or isinstance(error, FencedError):
             self._failing = None
+            if self._outage.failed(now):
+                self._on_unreadable(self, error)
             return
         certain = ((kind, seconds) for kind, seconds in _CERTAIN if isinstance(error, kind))
         kind, seconds = next(certain, (type(error), 0.0))
-        now = asyncio.get_running_loop().time()
         if self._failing is None or self._failing[0] is not kind:
             self._failing = kind, now
             if kind is ResourcesExceededError:

@@ -18,9 +18,11 @@ from liftenvelope.group import (
     JetStreamTopic,
     LeaseLost,
     PartitionRefused,
+    PartitionUnreadable,
     TopicPartition,
 )
-from liftenvelope.jetstream import ConsumerConfig, StreamConfig
+from liftenvelope.group._member.reader import Outage
+from liftenvelope.jetstream import ConsumerConfig, JetStream, StreamConfig
 from liftenvelope.testing import run_nats_server
 from tests.integration.conftest import connect
 
@@ -59,6 +61,36 @@ async def test_member_waits_for_the_consumers_of_another_one_at_the_limit_of_the
         assert (event.group, event.consumer_id, event.topic) == (play.name, "a", play.name)
         await stream.delete_consumer("left")
         assert {*refused, *await take(consumer, 2)} == play.published
+
+
+async def test_partition_that_may_not_be_read_is_told_and_hides_no_other(name: str) -> None:
+    users = (
+        "{ user: admin, password: s3cret }",
+        "{ user: member, password: s3cret, permissions: "
+        f'{{ publish: {{ deny: ["$JS.API.CONSUMER.CREATE.{name}-1.>"] }}, subscribe: ">" }} }}',
+    )
+    text = f"authorization {{ users = [ {', '.join(users)} ] }}"
+    with run_nats_server(jetstream=True, config_text=text) as server:
+        admin = await connect(f"nats://admin:s3cret@{server.address}")
+        member = await connect(f"nats://member:s3cret@{server.address}")
+        streams = [f"{name}-{number}" for number in range(2)]
+        async with JetStream(admin) as js, coordinator(admin, lease=LONG):
+            for stream in streams:
+                await js.create_stream(StreamConfig(name=stream, subjects=(stream,)))
+                await js.publish(stream, stream.encode())
+            events: list[GroupEvent] = []
+            topic = JetStreamTopic.of_streams("t", streams)
+            async with GroupConsumer(
+                member, name, topic, auto_offset="earliest", timeout=PATIENCE, on_event=events.append
+            ) as consumer:
+                consumer._readers[TopicPartition("t", 1)]._outage = Outage(0.1)
+                assert await take(consumer, 1) == [streams[0].encode()]
+                await eventually(lambda: bool(events))
+            assert isinstance(events[0], PartitionUnreadable)
+            assert (events[0].topic, events[0].partition) == ("t", 1)
+            assert "permissions violation" in str(events[0].error)
+        await admin.close()
+        await member.close()
 
 
 async def test_second_seek_during_a_commit_still_rewinds(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:

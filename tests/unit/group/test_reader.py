@@ -18,7 +18,7 @@ from liftenvelope.errors import (
     StreamDeletedError,
 )
 from liftenvelope.group import SourceMessage, TopicPartition, TopicSpec
-from liftenvelope.group._member.reader import PartitionReader
+from liftenvelope.group._member.reader import Outage, PartitionReader
 
 KEY = TopicPartition("t", 0)
 
@@ -83,8 +83,10 @@ def reader_of(topic: Any, offset: int, generation: int = 1, limit: int = 4) -> P
         offset,
         auto_offset="earliest",
         limit=limit,
+        patience=10.0,
         on_ready=lambda _: None,
         on_refused=lambda _, __: None,
+        on_unreadable=lambda _, __: None,
         on_begin=kept,
     )
 
@@ -267,6 +269,37 @@ async def test_time_limit_of_errors_in_a_row_begins_anew_after(
     assert not reader._task.done()
     assert len(refusals) == [first, second].count(REFUSED)
     await reader.close()
+
+
+@pytest.mark.parametrize(
+    ("events", "told"),
+    [
+        pytest.param([("failed", 0), ("failed", 9)], [], id="nine seconds"),
+        pytest.param([("failed", 5), ("failed", 9), ("failed", 15)], [15], id="ten seconds"),
+        pytest.param([("failed", 0), ("failed", 10), ("failed", 99)], [10], id="once"),
+        pytest.param([("failed", 0), ("message", 5), ("failed", 10)], [], id="a message between"),
+        pytest.param(
+            [("failed", 0), ("failed", 10), ("message", 11), ("failed", 12), ("failed", 22)],
+            [10, 22],
+            id="two outages",
+        ),
+        pytest.param([("failed", 0), ("opened", 1), ("failed", 11)], [11], id="a feed that soon fails"),
+        pytest.param([("failed", 0), ("opened", 1), ("failed", 61)], [], id="a feed of an empty partition"),
+    ],
+)
+def test_outage_of_a_partition_is_told_after_ten_seconds(
+    events: list[tuple[str, float]], told: list[float]
+) -> None:
+    outage = Outage(10.0)
+    found: list[float] = []
+    for what, now in events:
+        if what == "message":
+            outage.ends()
+        elif what == "opened":
+            outage.opened(now)
+        elif outage.failed(now):
+            found.append(now)
+    assert found == told
 
 
 async def test_creation_time_from_a_broker_that_is_behind_is_not_taken_over() -> None:
