@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from liftenvelope.errors import (
     GroupError,
@@ -52,6 +52,7 @@ __all__ = [
     "beyond_the_end",
     "end_of",
     "lists_of",
+    "open_within",
     "replaced",
     "source_bounds",
     "source_of",
@@ -62,6 +63,21 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 #: Time by which a message must be older than its stream to come from a backup. Messages have their times from
 #: the clock of the stream's leader, and the stream from that of another server, which may be ahead.
 _OLDER: Final = timedelta(seconds=5)
+
+
+class Share(Protocol):
+    """Bytes that one partition may have in flight."""
+
+    @property
+    def max_bytes(self) -> int:
+        """Most bytes. It may change at any time."""
+
+
+async def open_within(source: TopicSource, partition: int, offset: int, share: Share) -> PartitionFeed:
+    """Open a partition from an offset on, with the share of a member's bytes if the source can keep to it."""
+    if isinstance(source, JetStreamTopicSource):
+        return await source._open(partition, offset, share)
+    return await source.open(partition, offset)
 
 
 def lists_of(feed: PartitionFeed) -> Callable[[int], Awaitable[Taken]]:
@@ -187,7 +203,8 @@ class JetStreamTopicSource:
         prefetch: Most messages of a partition in flight.
 
     Attributes:
-        max_bytes: Most bytes of a partition in flight. A larger message is alone. Default 16 MiB.
+        max_bytes: Most bytes in flight of a partition opened by :meth:`open`. A larger message is alone.
+            Default 16 MiB. A consumer divides its own ``prefetch_bytes`` instead.
     """
 
     def __init__(self, js: JetStream, topic: JetStreamTopic, *, prefetch: int = 500) -> None:
@@ -276,6 +293,9 @@ class JetStreamTopicSource:
         Raises:
             OffsetOutOfRangeError: The stream ends before the offset: it was recreated, or has lost messages.
         """
+        return await self._open(partition, offset, self)
+
+    async def _open(self, partition: int, offset: int, share: Share) -> JetStreamFeed:
         place = self._topic.places[partition]
         stream = await self._stream(place.stream)
         end = stream.cached_info.state.last_seq
@@ -286,7 +306,7 @@ class JetStreamTopicSource:
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=offset + 1,
         )
-        feed = JetStreamFeed(self, consumer, self._prefetch, stream.cached_info.created)
+        feed = JetStreamFeed(share, consumer, self._prefetch, stream.cached_info.created)
         await feed.start()
         return feed
 
@@ -301,14 +321,14 @@ class JetStreamFeed:
 
     def __init__(
         self,
-        source: JetStreamTopicSource,
+        share: Share,
         consumer: OrderedConsumer,
         prefetch: int,
         created: datetime | None,
     ) -> None:
-        self._source = source
+        self._share = share
         self._stream = consumer.stream_name
-        self._max_bytes = source.max_bytes
+        self._max_bytes = share.max_bytes
         self._feed = consumer.feed(
             max_messages=prefetch, max_bytes=self._max_bytes, on_event=self._on_event, created=created
         )
@@ -337,8 +357,8 @@ class JetStreamFeed:
         Raises:
             TransportError: The consumer was recreated; open the partition again.
         """
-        if self._max_bytes != self._source.max_bytes:
-            self._max_bytes = self._source.max_bytes
+        if self._max_bytes != self._share.max_bytes:
+            self._max_bytes = self._share.max_bytes
             self._feed.limit_bytes(self._max_bytes)
         try:
             sequences, messages = await self._feed.next_many(limit)

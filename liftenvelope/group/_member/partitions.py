@@ -35,7 +35,7 @@ from liftenvelope.group._member.member import Assigned, GiveBack, GroupMember, L
 from liftenvelope.group._member.reader import GroupMessage, PartitionReader
 from liftenvelope.group._requests import Commit
 from liftenvelope.group._sources import content_of
-from liftenvelope.group._topics import JetStreamTopicSource, source_of
+from liftenvelope.group._topics import source_of
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.calls import GroupCalls
 from liftenvelope.group.clock import time_since_boot
@@ -172,11 +172,7 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
         A partition has at most three times as many: a buffer that is not yet full, the messages that are then
         added to it, and those that its feed has received meanwhile.
         """
-        share = max(self._options.prefetch_bytes // (3 * max(partitions, 1)), 1)
-        for source in self._sources.values():
-            if isinstance(source, JetStreamTopicSource):
-                source.max_bytes = share
-        return share
+        return max(self._options.prefetch_bytes // (3 * max(partitions, 1)), 1)
 
     def _kept(
         self, held: dict[TopicPartition, PartitionReader], key: TopicPartition, generation: int, offset: int

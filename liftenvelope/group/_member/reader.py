@@ -17,7 +17,7 @@ from liftenvelope.errors import (
     ResourcesExceededError,
 )
 from liftenvelope.group._sources import PartitionFeed, TopicSource, continues, created_of, newest_of
-from liftenvelope.group._topics import end_of, lists_of, replaced
+from liftenvelope.group._topics import end_of, lists_of, open_within, replaced
 from liftenvelope.group.assignors import TopicPartition
 
 __all__ = ["GroupMessage", "Outage", "PartitionReader"]
@@ -297,7 +297,7 @@ class PartitionReader:
             try:
                 if read_from is None:
                     read_from = await self._begin_for_good()
-                feed = await self._source.open(self.key.partition, read_from)
+                feed = await open_within(self._source, self.key.partition, read_from, self.buffer)
                 self._outage.opened(asyncio.get_running_loop().time())
                 try:
                     async for offset in self._fill(feed):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tracemalloc
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
-from liftenvelope.group import GroupConsumer
+from liftenvelope.group import GroupConsumer, JetStreamTopicSource
 from liftenvelope.jetstream import JetStream
 from liftenvelope.nats import accelerate
 
-from .play import LONG, PATIENCE, Play, coordinator, eventually
+from .play import LONG, PATIENCE, Play, coordinator, eventually, quiet
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -73,4 +76,22 @@ async def test_shares_of_a_partition_that_stays_follow_the_number_of_partitions(
             await eventually(lambda: len(consumer.assignment) == 2)
             assert set(consumer._readers.values()) <= kept
             assert [one.buffer.max_bytes for one in consumer._readers.values()] == [2 * MIB] * 2
-            assert consumer._sources[play.name].max_bytes == 2 * MIB  # type: ignore[attr-defined]
+
+
+async def test_two_members_that_read_one_source_have_shares_of_their_own(play: Play) -> None:
+    source = JetStreamTopicSource(play.js, play.topic)
+    settings: dict[str, Any] = {"session_timeout": LONG, "timeout": PATIENCE, "on_event": quiet}
+    pulled: list[int] = []
+
+    async def note(msg: Msg) -> None:
+        pulled.append(json.loads(msg.data)["max_bytes"])
+
+    await play.nc.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{play.name}.>", cb=note)
+    async with GroupConsumer(play.nc, f"{play.name}-a", source, prefetch_bytes=48 * MIB, **settings) as large:
+        await eventually(lambda: len(pulled) == 4)
+        async with GroupConsumer(play.nc, f"{play.name}-b", source, prefetch_bytes=12 * MIB, **settings):
+            await eventually(lambda: len(pulled) == 8)
+            for key in large.assignment:  # each partition is opened anew
+                large.seek(*key, 0)
+            await eventually(lambda: len(pulled) == 12)
+    assert pulled == [4 * MIB] * 4 + [MIB] * 4 + [4 * MIB] * 4
