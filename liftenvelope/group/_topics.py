@@ -282,9 +282,17 @@ class JetStreamTopicSource:
         return message.sequence - 1
 
     async def lag(self, partition: int, offset: int) -> int:
-        """Return the number of messages in a partition from an offset on, as JetStream counts them."""
+        """Return the number of messages in a partition from an offset on, as JetStream counts them.
+
+        Only messages of a subject, and those of a stream with gaps, are counted by a short-lived consumer.
+        """
         place = self._topic.places[partition]
         stream = await self._stream(place.stream)
+        state = stream.cached_info.state
+        if offset >= state.last_seq:
+            return 0
+        if not place.subject and state.messages == state.last_seq - state.first_seq + 1:
+            return state.last_seq - max(offset, state.first_seq - 1)
         return await count_from(stream, at_sequence(offset + 1), (place.subject,) if place.subject else ())
 
     async def open(self, partition: int, offset: int) -> JetStreamFeed:
