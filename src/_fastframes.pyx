@@ -14,7 +14,7 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
 
-from _cursor cimport Slice
+from _cursor cimport Slice, valid_utf8
 from _nats cimport *
 from _sending cimport PyIter_Send, set_send
 
@@ -487,6 +487,9 @@ cdef class Delivered:
 
 
 include "_replies.pxi"
+
+
+include "_header_columns.pxi"
 
 
 @cython.final

@@ -78,9 +78,8 @@ def stored_times(list messages not None, read not None):
 
 
 def joined(list messages not None):
-    """Return (ends, values, subject, has_headers): payloads as the buffers of an Arrow column, and what all share."""
-    cdef tuple held = tuple(messages)  # the truth of headers may be code that changes the list
-    cdef Py_ssize_t i, size = 0, n = len(held)
+    """Return (ends, values, subject): payloads as the buffers of an Arrow column, and the subject of all."""
+    cdef Py_ssize_t i, size = 0, n = len(messages)
     cdef bytes ends = PyBytes_FromStringAndSize(NULL, (n + 1) * 4)
     cdef uint32_t end = 0
     cdef Delivered one
@@ -88,7 +87,7 @@ def joined(list messages not None):
     cdef bint is_shared = n > 0
     memcpy(PyBytes_AS_STRING(ends), &end, 4)
     for i in range(n):
-        one = <Delivered?>held[i]
+        one = <Delivered?>messages[i]
         size += PyBytes_GET_SIZE(data_of(one))
         if size <= LARGEST_COLUMN:
             end = <uint32_t>size
@@ -98,16 +97,7 @@ def joined(list messages not None):
         is_shared = is_shared and (one.subject is subject or one.subject == subject)
     if size > LARGEST_COLUMN:
         raise UsageError(f"the values of a batch must have at most {LARGEST_COLUMN} bytes, got {size}: take fewer rows")
-    values = joined_values(held, size)  # before the headers: that code may change a message, too
-    return ends, values, subject if is_shared else None, have_headers(held)
-
-
-cdef bint have_headers(tuple messages) except -1:
-    for message in messages:
-        headers = (<Delivered>message)._headers
-        if headers:
-            return True
-    return False
+    return ends, joined_values(messages, size), subject if is_shared else None
 
 
 cdef bytes data_of(Delivered one):
@@ -116,7 +106,7 @@ cdef bytes data_of(Delivered one):
     return one.data
 
 
-cdef bytes joined_values(tuple messages, Py_ssize_t size):
+cdef bytes joined_values(list messages, Py_ssize_t size):
     cdef bytes data, values = PyBytes_FromStringAndSize(NULL, size)
     cdef char* p = PyBytes_AS_STRING(values)
     for message in messages:

@@ -11,7 +11,16 @@ from typing import Any, Final, Generic, Self, TypeVar, final
 
 from liftenvelope.errors import UsageError
 
-__all__ = ["Delivered", "MessageQueue", "OrderedQueue", "Step", "in_order", "joined", "stored_times"]
+__all__ = [
+    "Delivered",
+    "MessageQueue",
+    "OrderedQueue",
+    "Step",
+    "header_columns",
+    "in_order",
+    "joined",
+    "stored_times",
+]
 
 _T = TypeVar("_T", bound="Delivered")
 _Next = TypeVar("_Next")
@@ -329,21 +338,49 @@ def stored_times(messages: list[_T], read: Callable[[str], int]) -> bytes:
     return struct.pack(f"={len(held)}q", *times)
 
 
-def joined(messages: list[_T]) -> tuple[bytes, bytes, str | None, bool]:
-    """Return the payloads as the buffers of an Arrow binary column, and the subject and headers they share.
+def joined(messages: list[_T]) -> tuple[bytes, bytes, str | None]:
+    """Return the payloads as the buffers of an Arrow binary column, and the subject that they share.
 
     Returns:
-        32-bit ends of the payloads behind a 0, the payloads, the subject if all messages have the same, and
-        true if a message has headers.
+        32-bit ends of the payloads behind a 0, the payloads, and the subject if all messages have the same.
 
     Raises:
         UsageError: The payloads are larger than a column can be.
     """
-    ends = list(accumulate((len(one.data) for one in messages), initial=0))
-    if ends[-1] > _LARGEST_COLUMN:
-        text = f"the values of a batch must have at most {_LARGEST_COLUMN} bytes, got {ends[-1]}"
-        raise UsageError(f"{text}: take fewer rows")
+    ends, values = _column([one.data for one in messages], "values")
     subjects = {one.subject for one in messages}
-    subject = subjects.pop() if len(subjects) == 1 else None
-    values = b"".join(one.data for one in messages)
-    return struct.pack(f"={len(ends)}i", *ends), values, subject, any(one._headers for one in messages)
+    return ends, values, subjects.pop() if len(subjects) == 1 else None
+
+
+def header_columns(
+    messages: list[_T], entries: Callable[[_T], list[tuple[str, bytes]]]
+) -> tuple[bytes, bytes, bytes, bytes, bytes]:
+    """Return the headers of messages as the buffers of an Arrow map column.
+
+    Args:
+        messages: Messages of consumers.
+        entries: Returns names and values of the headers of a message. The Cython twin itself reads plain
+            blocks, as :func:`liftenvelope.nats.headers.headers_of` does: those without a status, and without
+            a name that repeats.
+
+    Returns:
+        32-bit ends of the messages' headers behind a 0; ends of the names, and the names; ends of the
+        values, and the values.
+
+    Raises:
+        UsageError: The headers are larger than a column can be.
+    """
+    found = [entries(one) if one._headers else [] for one in tuple(messages)]  # entries may change the list
+    ends = list(accumulate(map(len, found), initial=0))
+    names = _column([name.encode() for pairs in found for name, _ in pairs], "headers")
+    values = _column([value for pairs in found for _, value in pairs], "headers")
+    return struct.pack(f"={len(ends)}i", *ends), *names, *values
+
+
+def _column(texts: list[bytes], what: str) -> tuple[bytes, bytes]:
+    """Return the 32-bit ends of texts behind a 0, and the texts."""
+    ends = list(accumulate(map(len, texts), initial=0))
+    if ends[-1] > _LARGEST_COLUMN:
+        text = f"the {what} of a batch must have at most {_LARGEST_COLUMN} bytes, got {ends[-1]}"
+        raise UsageError(f"{text}: take fewer rows")
+    return struct.pack(f"={len(ends)}i", *ends), b"".join(texts)

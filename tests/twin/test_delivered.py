@@ -11,11 +11,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from liftenvelope._native import _fastframes
 from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.nats.headers import Headers, headers_of
 from tests.twin import readable
 from tests.twin.test_frames import split
 from tests.twin.test_nats_walker import hmsg, msg
@@ -382,34 +383,93 @@ def test_payloads_are_joined_as_a_column(frames: ModuleType) -> None:
         return frames.Delivered(subject, "", data, headers, None)
 
     messages = [made("a", b"tea"), made("a", b""), made("a", b"milk")]
-    ends, values, subject, has_headers = frames.joined(messages)
+    ends, values, subject = frames.joined(messages)
     assert memoryview(ends).cast("i").tolist() == [0, 3, 3, 7]
-    assert (values, subject, has_headers) == (b"teamilk", "a", False)
-    assert frames.joined([*messages, made("b", b"", b"NATS/1.0")])[2:] == (None, True)
-    assert frames.joined([]) == (bytes(4), b"", None, False)
+    assert (values, subject) == (b"teamilk", "a")
+    assert frames.joined([*messages, made("b", b"")])[2] is None
+    assert frames.joined([]) == (bytes(4), b"", None)
     large = made("a", bytes(1 << 20))
-    with pytest.raises(UsageError, match="at most 2147483647 bytes, got 2147483648"):
+    with pytest.raises(
+        UsageError, match="values of a batch must have at most 2147483647 bytes, got 2147483648"
+    ):
         frames.joined([large] * 2048)
 
 
-@TWINS
-def test_headers_that_change_their_message_when_asked_do_not_change_the_column(frames: ModuleType) -> None:
-    class Headers:
-        def __bool__(self) -> bool:
-            message.__init__("b", "", b"longer than the first", None, None)
-            return True
-
-    message = frames.Delivered("a", "", b"tea", Headers(), None)
-    assert frames.joined([message])[1:] == (b"tea", "a", True)
-
-
-@given(st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.binary(), st.sampled_from([None, {}, b"x"]))))
-def test_twins_join_the_same_columns(rows: list[tuple[str, bytes, Any]]) -> None:
-    found = []
-    for frames in (readable.frames, _fastframes):
-        messages = [frames.Delivered(subject, "", data, headers, None) for subject, data, headers in rows]
-        found.append(frames.joined(messages))
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.binary())))
+def test_twins_join_the_same_columns(rows: list[tuple[str, bytes]]) -> None:
+    found = [
+        frames.joined([frames.Delivered(subject, "", data, None, None) for subject, data in rows])
+        for frames in (readable.frames, _fastframes)
+    ]
     assert found[0] == found[1]
+
+
+def entries(message: Any) -> list[tuple[str, bytes]]:
+    """The headers of a message as the public class reads them, with the values of a name together."""
+    given = message._headers
+    headers = headers_of(given) if isinstance(given, bytes) else Headers(given.items())
+    return [(name, value.encode()) for name in headers for value in headers.get_all(name)]
+
+
+def with_headers(frames: ModuleType, headers: list[Any]) -> list[Any]:
+    return [frames.Delivered("a", "", b"", one, None) for one in headers]
+
+
+LINE = st.one_of(
+    st.tuples(st.sampled_from(["a", "b", "a b", " a\t", "é", "", "Nats-Msg-Id"]), st.text(max_size=5)).map(
+        lambda pair: f"{pair[0]}:{pair[1]}".encode()
+    ),
+    st.lists(st.sampled_from([b"a", b":", b" ", b"\r", b"\n", b"\r\n", b"\x0b", b"\xff", b"NATS/1.0"])).map(
+        b"".join
+    ),
+)
+BLOCK = st.tuples(
+    st.sampled_from([b"NATS/1.0", b"NATS/1.0 404 No Messages", b"NATS/1.0 ", b" 503", b"", b"nats"]),
+    st.lists(LINE, max_size=20),
+    st.sampled_from([b"\r\n\r\n", b"\r\n", b"", b"\r"]),
+).map(lambda parts: b"\r\n".join([parts[0], *parts[1]]) + parts[2])
+
+
+@example([b"NATS/1.0\r\nVia: a\r\nTag: x\r\nVia: b\r\n\r\n"])
+@example([b"NATS/1.0\r\n" + b"".join(b"%d: x\r\n" % number for number in range(17)) + b"\r\n"])
+@given(st.lists(st.one_of(st.none(), BLOCK, st.dictionaries(st.sampled_from(["a", "é"]), st.just("ö")))))
+def test_twins_make_the_same_columns_of_headers(headers: list[Any]) -> None:
+    found = [
+        frames.header_columns(with_headers(frames, headers), entries)
+        for frames in (readable.frames, _fastframes)
+    ]
+    assert found[0] == found[1]
+
+
+@TWINS
+def test_headers_are_a_column_of_maps(frames: ModuleType) -> None:
+    headers = [None, b"NATS/1.0\r\nA: b\r\nNats-Msg-Id:17 \r\n\r\n", {"a": "ö"}]
+    ends, name_ends, names, value_ends, values = frames.header_columns(with_headers(frames, headers), entries)
+    assert memoryview(ends).cast("i").tolist() == [0, 0, 2, 3]
+    assert (memoryview(name_ends).cast("i").tolist(), names) == ([0, 1, 12, 13], b"ANats-Msg-Ida")
+    assert (memoryview(value_ends).cast("i").tolist(), values) == ([0, 1, 3, 5], b"b17\xc3\xb6")
+    large = [("a", bytes(1 << 20))]
+    with pytest.raises(
+        UsageError, match="headers of a batch must have at most 2147483647 bytes, got 2147483648"
+    ):
+        frames.header_columns(with_headers(frames, [{"a": "b"}] * 2048), lambda _: large)
+
+
+@TWINS
+def test_headers_that_change_the_list_when_read_do_not_change_the_column(frames: ModuleType) -> None:
+    messages = with_headers(frames, [{"a": "b"}] * 3)
+
+    def change(_: Any) -> list[tuple[str, bytes]]:
+        messages.clear()
+        return [("a", b"b")]
+
+    assert memoryview(frames.header_columns(messages, change)[0]).cast("i").tolist() == [0, 1, 2, 3]
+
+
+@TWINS
+def test_headers_that_cannot_be_read_raise(frames: ModuleType) -> None:
+    with pytest.raises(ZeroDivisionError):
+        frames.header_columns(with_headers(frames, [{"a": "b"}]), lambda _: 1 // 0)
 
 
 @TWINS

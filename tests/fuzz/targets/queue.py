@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from liftenvelope.nats.headers import headers_of
 from tests.fuzz.target import Chunks, Exact, Target, option
 
 __all__ = ["TARGET"]
@@ -90,16 +91,21 @@ def operate(owner: Owner, operation: int, sizes: bytes) -> Any:
 
 
 def numbers(owner: Owner, replies: bytes) -> Any:
-    """Read the numbers of replies, and change the list of messages meanwhile."""
+    """Read the numbers of replies, which are headers too, and change the list of messages meanwhile."""
     twin = owner.twin
-    messages = [twin.Delivered("a", one.decode("latin-1"), one, None, None) for one in replies.split(b"|")]
+    messages = [twin.Delivered("a", one.decode("latin-1"), one, one, None) for one in replies.split(b"|")]
 
     def read(reply: str) -> int:
         messages.clear()
         return len(reply)
 
-    joined = twin.joined(messages)
-    return joined, twin.in_order(messages, 1), twin.stored_times(messages, read)
+    columns = twin.joined(messages), twin.header_columns(messages, entries)
+    return columns, twin.in_order(messages, 1), twin.stored_times(messages, read)
+
+
+def entries(message: Any) -> list[tuple[str, bytes]]:
+    headers = headers_of(message._headers)
+    return [(name, value.encode()) for name in headers for value in headers.get_all(name)]
 
 
 def taken(awaitable: Any) -> Any:
@@ -125,6 +131,7 @@ def seeds() -> Iterator[Chunks]:
         b"\10\2",
         b"\4",
         b"\11$JS.ACK.s.c.1.2.1.17.0|$JS.ACK.d.a.s.c.1.3.2.18.0.x|y|$JS.ACK.s.c.1.4.4.9223372036854775808.0",
+        b"\11NATS/1.0\r\nA: b\r\nB:c\r\n\r\n|NATS/1.0\r\nA: b\r\nA: c\r\n\r\n|NATS/1.0 404 None\r\nA : \xff",
     ]
     for mode in range(5):
         for in_bytes in range(2):

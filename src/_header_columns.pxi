@@ -1,0 +1,154 @@
+# Headers of a consumer's messages as the buffers of an Arrow map column; a part of _fastframes.pyx.
+
+cdef enum:
+    MOST_PLAIN = 16  # headers of a plain block, each of which is compared with those before it
+
+
+cdef struct Plain:
+    Slice names[MOST_PLAIN]
+    Slice values[MOST_PLAIN]
+    Py_ssize_t count
+
+
+cdef bint read_plain(bytes block, Plain* plain) noexcept:
+    """Read a block of headers; false if it has a status, a name twice, many headers, or text that is not UTF-8.
+
+    Reads others as `liftenvelope.nats.headers.headers_of` does: a line without a colon, or with a name that is not
+    ASCII or has white space, is left out.
+    """
+    cdef const uint8_t* p = start_of(block)
+    cdef const uint8_t* end = p + PyBytes_GET_SIZE(block)
+    cdef const uint8_t* stop = line_end(p, end)
+    cdef const uint8_t* colon
+    cdef Slice name, value
+    plain.count = 0
+    if begins(p, stop - p, b" ", 1) or begins(p, stop - p, b"NATS/1.0 ", 9):
+        return False
+    while stop < end:
+        p = stop + CRLF
+        stop = line_end(p, end)
+        colon = <const uint8_t*>memchr(p, c':', <size_t>(stop - p))
+        if colon == NULL:
+            continue
+        name, value = stripped(p, colon), stripped(colon + 1, stop)
+        if not is_name(name):
+            continue
+        if plain.count == MOST_PLAIN or has_name(plain, name) or not valid_utf8(value.p, value.n):
+            return False
+        plain.names[plain.count], plain.values[plain.count] = name, value
+        plain.count += 1
+    return True
+
+
+cdef const uint8_t* line_end(const uint8_t* p, const uint8_t* end) noexcept nogil:
+    """Return the position of the next CRLF, or the end."""
+    while end - p >= CRLF:
+        p = <const uint8_t*>memchr(p, 13, <size_t>(end - p - 1))
+        if p == NULL:
+            break
+        if p[1] == 10:
+            return p
+        p += 1
+    return end
+
+
+cdef Slice stripped(const uint8_t* p, const uint8_t* end) noexcept nogil:
+    cdef Slice text
+    while p < end and is_space(p[0]):
+        p += 1
+    while p < end and is_space((end - 1)[0]):
+        end -= 1
+    text.p, text.n = p, end - p
+    return text
+
+
+cdef bint is_name(Slice name) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(name.n):
+        if name.p[i] >= 0x80 or is_space(name.p[i]):
+            return False
+    return True
+
+
+cdef bint has_name(const Plain* plain, Slice name) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(plain.count):
+        if plain.names[i].n == name.n and memcmp(plain.names[i].p, name.p, <size_t>name.n) == 0:
+            return True
+    return False
+
+
+# A column of text or bytes of which the size is known. The ends need not be aligned.
+cdef struct Column:
+    char* next
+    char* next_end
+    uint32_t filled
+
+
+cdef inline void add_text(Column* column, const void* text, Py_ssize_t n) noexcept:
+    column.next = put(column.next, <const char*>text, n)
+    column.filled += <uint32_t>n
+    column.next_end = put(column.next_end, <const char*>&column.filled, 4)
+
+
+cdef bytes new_column(Column* column, Py_ssize_t rows, bytes content):
+    """Return the ends of a column, of which the first is set; its content is `content`."""
+    cdef bytes ends = PyBytes_FromStringAndSize(NULL, (rows + 1) * 4)
+    column.filled = 0
+    column.next = PyBytes_AS_STRING(content)
+    column.next_end = put(PyBytes_AS_STRING(ends), <const char*>&column.filled, 4)
+    return ends
+
+
+def header_columns(list messages not None, entries not None):
+    """Return (ends, name ends, names, value ends, values): headers as the buffers of an Arrow map column."""
+    cdef list found = []        # by message: None, a plain block, or a list of names and values
+    cdef Plain plain
+    cdef Py_ssize_t i, rows = 0, names = 0, values = 0
+    for message in tuple(messages):  # `entries` may change the list
+        headers = (<Delivered?>message)._headers
+        if not headers:
+            found.append(None)
+        elif type(headers) is bytes and read_plain(<bytes>headers, &plain):
+            found.append(headers)
+            rows += plain.count
+            for i in range(plain.count):
+                names += plain.names[i].n
+                values += plain.values[i].n
+        else:
+            pairs = [((<str?>name).encode(), <bytes?>value) for name, value in entries(message)]
+            found.append(pairs)
+            rows += len(pairs)
+            for name, value in pairs:
+                names += PyBytes_GET_SIZE(<bytes>name)
+                values += PyBytes_GET_SIZE(<bytes>value)
+    if max(rows, names, values) > LARGEST_COLUMN:
+        text = f"the headers of a batch must have at most {LARGEST_COLUMN} bytes, got {max(rows, names, values)}"
+        raise UsageError(f"{text}: take fewer rows")
+    return filled_columns(found, rows, names, values)
+
+
+cdef tuple filled_columns(list found, Py_ssize_t rows, Py_ssize_t names, Py_ssize_t values):
+    cdef bytes name_data = PyBytes_FromStringAndSize(NULL, names), value_data = PyBytes_FromStringAndSize(NULL, values)
+    cdef bytes ends = PyBytes_FromStringAndSize(NULL, (len(found) + 1) * 4)
+    cdef Column name_column, value_column
+    cdef bytes name_ends = new_column(&name_column, rows, name_data)
+    cdef bytes value_ends = new_column(&value_column, rows, value_data)
+    cdef uint32_t end = 0
+    cdef char* next_end = put(PyBytes_AS_STRING(ends), <const char*>&end, 4)
+    cdef Plain plain
+    cdef Py_ssize_t i
+    for one in found:
+        if type(one) is bytes:
+            read_plain(<bytes>one, &plain)
+            for i in range(plain.count):
+                add_text(&name_column, plain.names[i].p, plain.names[i].n)
+                add_text(&value_column, plain.values[i].p, plain.values[i].n)
+            end += <uint32_t>plain.count
+        elif one is not None:
+            for name, value in <list>one:
+                add_text(&name_column, PyBytes_AS_STRING(<bytes>name), PyBytes_GET_SIZE(<bytes>name))
+                add_text(&value_column, PyBytes_AS_STRING(<bytes>value), PyBytes_GET_SIZE(<bytes>value))
+            end += <uint32_t>len(<list>one)
+        next_end = put(next_end, <const char*>&end, 4)
+    return ends, name_ends, name_data, value_ends, value_data
