@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope._checks import MAX_INT64, as_integer
+from liftenvelope._checks import MAX_INT64, as_integer, as_seconds
 from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope._showing import html_table
@@ -133,21 +133,28 @@ class GroupClient:
 
         Raises:
             GroupUnavailableError: No coordinator can answer.
+            GroupLimitError: The description of a group is larger than a NATS message may be.
             CallTimeoutError: No answer came in time.
             TransportError: The connection is closed or draining.
         """
         for name in names:
             check_id("group", name)
-        request = pb.ListGroupsRequest(names=names)
-        answer = await self._calls.any("ListGroups", request, pb.ListGroupsResponse, timeout)
+        deadline = Deadline(self._calls.timeout if timeout is None else as_seconds("timeout", timeout))
         groups, unknown = [], []
-        for group in answer.groups:
+        for listed in await self._listed(names, deadline):
+            group = listed
+            if not names and group.error.code == pb.LIMIT_EXCEEDED:  # no room in the list, but alone
+                [group] = await self._listed([group.name], deadline)
             if group.error.code == pb.NO_SUCH_GROUP:
-                unknown.append(group.name)
+                unknown += [group.name] if names else []
                 continue
             raise_for(group.error)
             groups.append(_info(group))
         return GroupList(tuple(groups), tuple(unknown))
+
+    async def _listed(self, names: Sequence[str], deadline: Deadline) -> Sequence[pb.Group]:
+        request = pb.ListGroupsRequest(names=names)
+        return (await self._calls.any("ListGroups", request, pb.ListGroupsResponse, deadline.left)).groups
 
     async def describe_group(self, name: str, *, timeout: float | None = None) -> GroupInfo:
         """Return one group.

@@ -23,6 +23,7 @@ from liftenvelope.group.bounds import Bounds, clamped
 from liftenvelope.group.directory import Definition, Directory
 from liftenvelope.group.errors import (
     CoordinatorDefectError,
+    GroupLimitError,
     GroupRequestError,
     GroupUnavailableError,
     RebalancingError,
@@ -38,7 +39,7 @@ from liftenvelope.group.wire import (
     read_topics,
     registered_message,
 )
-from liftenvelope.nats.link import Link
+from liftenvelope.nats.link import Link, max_payload_of
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -58,6 +59,8 @@ _START_WAIT: Final = 10.0
 _LONGEST_WAIT: Final = 5.0
 #: Most requests in progress. Further requests are told to retry.
 _MOST_AT_ONCE: Final = 10_000
+#: Most bytes around a message in a list of messages.
+_AROUND: Final = 6
 
 
 class GroupService:
@@ -148,7 +151,7 @@ class GroupService:
             # nats.micro calls handlers one after another, so a handler must not wait.
             if len(self._tasks) >= _MOST_AT_ONCE:
                 error = GroupUnavailableError(f"{_MOST_AT_ONCE} requests are in progress already; retry")
-                await _respond(request, self._refusal(method, error))
+                await self._respond(method, request, self._refusal(method, error))
                 return
             task = asyncio.get_running_loop().create_task(self._answer(method, request))
             self._tasks.add(task)
@@ -166,7 +169,7 @@ class GroupService:
         if host is None:
             await self._handler("Heartbeat")(request)
         else:
-            await _respond(request, await self._outcome("Heartbeat", beat))
+            await self._respond("Heartbeat", request, await self._outcome("Heartbeat", beat))
 
     async def _answer(self, method: str, request: Request) -> None:
         kind, _ = self._answers[method]
@@ -174,15 +177,30 @@ class GroupService:
             message = kind.FromString(request.data)
         except DecodeError:
             error = GroupRequestError(f"the request is not a {kind.__name__}")
-            await _respond(request, self._refusal(method, error))
+            await self._respond(method, request, self._refusal(method, error))
             return
-        await _respond(request, await self._outcome(method, message))
+        await self._respond(method, request, await self._outcome(method, message))
 
     async def _outcome(self, method: str, message: Message) -> Message:
         try:
             return await self._answers[method][1](message)
         except GroupError as exc:
             return self._refusal(method, exc)
+
+    async def _respond(self, method: str, request: Request, answer: Message) -> None:
+        data = answer.SerializeToString()
+        if len(data) > (most := max_payload_of(self._nc)):
+            error = GroupLimitError(
+                f"the answer to {method} has {len(data)} bytes, and a NATS message at most {most}: raise "
+                "max_payload of nats-server, or have fewer partitions or shorter names in the group"
+            )
+            data = self._refusal(method, error).SerializeToString()
+        try:
+            await request.respond(data)
+        except ValueError:
+            return  # nats.micro raises this for a request without a reply subject
+        except (nats.errors.Error, OSError):
+            return  # the connection is closing: the caller's request times out
 
     @staticmethod
     def _refusal(method: str, error: GroupError) -> Message:
@@ -195,7 +213,10 @@ class GroupService:
         found = await self._directory.list(request.names)
         for name in self._listings.keys() - self._directory.hosts.keys():
             del self._listings[name]
-        return pb.ListGroupsResponse(groups=[self._listed(name, one) for name, one in found.items()])
+        groups = [self._listed(name, one) for name, one in found.items()]
+        return pb.ListGroupsResponse(
+            groups=groups if request.names else _fitting(groups, max_payload_of(self._nc))
+        )
 
     def _listed(self, name: str, found: GroupState | GroupError) -> pb.Group:
         if not isinstance(found, GroupState):
@@ -336,10 +357,15 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
         await asyncio.wait([task])
 
 
-async def _respond(request: Request, answer: Message) -> None:
-    try:
-        await request.respond(answer.SerializeToString())
-    except ValueError:
-        return  # nats.micro raises this for a request without a reply subject
-    except (nats.errors.Error, OSError):
-        return  # the connection is closing: the caller's request times out
+def _fitting(groups: list[pb.Group], most: int) -> list[pb.Group]:
+    """Return groups for one answer of at most ``most`` bytes; those without room have an error instead."""
+    text = "the list has no room for the group: ask for it by name"
+    brief = [pb.Group(name=one.name, error=error_message(GroupLimitError(text))) for one in groups]
+    room = most - sum(one.ByteSize() + _AROUND for one in brief)
+    fitting = []
+    for one, instead in zip(groups, brief, strict=True):
+        more = one.ByteSize() - instead.ByteSize()
+        is_in = more <= room
+        room -= more if is_in else 0
+        fitting.append(one if is_in else instead)
+    return fitting

@@ -46,6 +46,35 @@ async def test_registration_that_is_too_large_ends_no_other_member(name: str) ->
         await other.close()
 
 
+async def test_answer_that_is_too_large_for_a_message_is_told(name: str) -> None:
+    with run_nats_server(jetstream=True, config={"max_payload": 16_384}) as server:
+        nc = await connect(server.url)
+        async with coordinator(nc, lease=LONG):
+            # The group names its topic once, and the answer names it with each partition.
+            topic = JetStreamTopic.of_stream(name, [f"{name}.{n}" for n in range(90)], name="x" * 200)
+            consumer = GroupConsumer(nc, name, topic, timeout=PATIENCE, on_event=quiet)
+            with pytest.raises(
+                GroupLimitError, match=r"answer to RegisterConsumer has .* at most 16384: raise"
+            ):
+                await consumer.open()
+        await nc.close()
+
+
+async def test_all_groups_are_listed_although_they_have_no_room_in_one_answer(name: str) -> None:
+    with run_nats_server(jetstream=True, config={"max_payload": 16_384}) as server:
+        nc = await connect(server.url)
+        async with coordinator(nc, lease=LONG):
+            client = GroupClient(nc, timeout=PATIENCE)
+            topic = JetStreamTopic.of_stream(name, [f"{name}.{n}" for n in range(100)])
+            for number in range(12):
+                await client.create_group(f"g{number:02}", topics=[topic])
+            found = await client.list_groups()
+            assert [group.name for group in found.groups] == [f"g{number:02}" for number in range(12)]
+            assert {group.topics for group in found.groups} == {(topic.spec,)}
+            assert found.unknown == ()
+        await nc.close()
+
+
 async def test_member_waits_for_the_consumers_of_another_one_at_the_limit_of_the_stream(play: Play) -> None:
     """The consumers of a killed member stay for five minutes: here, one stays until it is deleted."""
     stream = await play.js.update_stream(
