@@ -72,7 +72,15 @@ def test_rows_of_messages_with_several_subjects() -> None:
     assert batch["value"].to_pylist() == [b"1", b""]
 
 
-@pytest.mark.parametrize("headers", [None, Headers([("Via", "a"), ("Via", "b")])])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        None,
+        Headers([("Via", "a"), ("Via", "b")]),
+        b"NATS/1.0\r\nVia: a\r\nTag: \xc3\xb6\r\n\r\n",
+        b"NATS/1.0\r\nVia: a\r\nTag: x\r\nVia: b\r\n\r\n",
+    ],
+)
 def test_rows_of_a_stream_are_those_of_a_source_that_wraps_its_messages(headers: Any) -> None:
     parts = [(FIRST, [stored(1), stored(4, headers)]), (SECOND, [stored(9)])]
     assert rows_of(parts) == rows_of(parts, wrapped=True)
