@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from nats.aio.client import Client
 
@@ -13,7 +15,7 @@ from liftenvelope.jetstream.counting import at_sequence, count_from
 from .play import LONG, PATIENCE, coordinator, eventually, quiet, take
 
 
-async def stored(js: JetStream, name: str, count: int, **options: int) -> None:
+async def stored(js: JetStream, name: str, count: int, **options: Any) -> None:
     """Create a stream with so many messages, in turn on two subjects."""
     await js.create_stream(StreamConfig(name=name, subjects=(f"{name}.*",), **options))
     for number in range(count):
