@@ -13,6 +13,7 @@ from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope.errors import GroupError, WrongLastSequenceError
 from liftenvelope.group._controller.leases import Peer, Peers
 from liftenvelope.group._controller.store import GroupStore
+from liftenvelope.group._event_log import log
 from liftenvelope.group.clock import time_since_boot
 from liftenvelope.group.errors import CoordinatorIdInUseError
 from liftenvelope.jetstream.bucket import BucketEntry
@@ -107,15 +108,21 @@ class LeaseKeeper:
 
     async def keep(self) -> None:
         """Renew the lease and watch the other coordinators, until cancelled."""
+        is_told = False
         while True:
             try:
                 await self._renew()
                 await self._look_around()
-            except GroupError:
+            except GroupError as exc:
                 # The next successful write ends the problem. Until then the lease may expire, and no call is
                 # served.
+                if not (self.is_valid or is_told):
+                    is_told = True
+                    text = "coordinator %s: the lease has expired, retrying: %s"
+                    log.warning(text, self._me.id, exc, extra={"coordinator_id": self._me.id})
                 await asyncio.sleep(min(self._me.lease * _SHARE / 2, _LONGEST_PAUSE))
             else:
+                is_told = False
                 await asyncio.sleep(self._me.lease * _SHARE)
 
     async def give_up(self) -> None:

@@ -212,6 +212,18 @@ async def test_record_that_cannot_be_read_hides_no_other_group(
         assert two.has_lease
 
 
+async def test_coordinator_tells_why_its_lease_has_expired(
+    nc: Client, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        JetStream(nc) as js,
+        coordinator(nc, coordinator_id="one", bucket=name, prefix=name, lease=1.0),
+    ):
+        await js.delete_stream(f"KV_{name}")
+        begin = "coordinator one: the lease has expired, retrying: can't write key 'coordinator.one': "
+        await eventually(lambda: any(line.startswith(begin) for line in caplog.messages))
+
+
 async def test_handler_that_fails_does_not_end_the_lease(nc: Client, name: str) -> None:
     failures: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
