@@ -287,21 +287,19 @@ cdef inline uint8_t* put_headers(uint8_t* p, uint8_t tag, const HeaderRows* rows
 
 
 cdef inline uint8_t* put_bulk(uint8_t* p, const uint8_t* data, Py_ssize_t n) noexcept nogil:
-    """Copy data that is usually longer than a cache line, and prefetch the output lines that follow.
+    """Copy data that is usually longer than a cache line.
 
-    The output was never read, so it is not in the cache: without the prefetch, each line waits for memory.
-    Measured: 14 ns instead of 19 for 174 bytes, 86 ns instead of 116 for 1,098 bytes.
+    Measured by encode_batch of 1,024 bytes: 66 ns for a row. With memcpy() in place of this loop it took 81 ns, and with
+    a prefetch of the output 1,024 bytes ahead 82. Stores past the cache took 153, except where each row begins a line.
     """
     cdef CacheLine line
     cdef Py_ssize_t i = 0
     if n < 64:
         return put_raw(p, data, n)
     while i < n - 64:
-        prefetch(p + i + 1024, 1)
         memcpy(&line, data + i, 64)
         memcpy(p + i, &line, 64)
         i += 64
-    prefetch(p + i + 1024, 1)
     memcpy(&line, data + n - 64, 64)
     memcpy(p + n - 64, &line, 64)
     return p + n
