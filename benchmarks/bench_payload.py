@@ -22,8 +22,8 @@ _BYTES: Final = "Copies are the limit: the server, the socket and the columns ea
 
 #: What Msgpack does beyond its peer.
 _CHECKS: Final = (
-    "Of 1.4 us, msgpack takes 0.7 and Arrow 0.4, as in the peer's 1.2. The rest sees to it that nothing "
-    "is cast or grows: 0.1 to look for timestamps and sizes, 0.1 to compare the types of fields."
+    "Both spend 0.5 us in msgpack and 0.25 us in Arrow. Ours also looks for timestamps and sizes, 0.05 us, "
+    "and compares the types of fields, 0.15 us. Blocks that fit the caches take off as much."
 )
 
 

@@ -141,8 +141,11 @@ class AvroDecoder(PayloadDecoder):
 
     def decode(self, values: pa.Array) -> Decoded:
         """Decode values; see :meth:`PayloadDecoder.decode`."""
-        batch, bad = columns_of([self._record(value) for value in values.to_pylist()], self._fields)
+        batch, bad = columns_of(values, self._records, self._fields)
         return Decoded([pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)], bad)
+
+    def _records(self, values: pa.Array) -> list[dict[str, Any] | Fault]:
+        return [self._record(value) for value in values.to_pylist()]
 
     def _record(self, value: bytes) -> dict[str, Any] | Fault:
         file = io.BytesIO(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from liftenvelope._checks import as_count, require
@@ -148,7 +149,7 @@ class MsgpackDecoder(PayloadDecoder):
 
     def decode(self, values: pa.Array) -> Decoded:
         """Decode values; see :meth:`PayloadDecoder.decode`."""
-        batch, bad = columns_of(_rows(values, self._max_items), self._fields)
+        batch, bad = columns_of(values, partial(_rows, max_items=self._max_items), self._fields)
         return Decoded([pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)], bad)
 
 

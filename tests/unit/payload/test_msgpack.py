@@ -12,6 +12,7 @@ from hypothesis import given, settings
 
 from liftenvelope.errors import UsageError
 from liftenvelope.payload import Msgpack
+from liftenvelope.payload._objects import _BLOCK
 from tests.unit.payload.rows import batches, object_types
 
 SCHEMA = pa.schema({"a": pa.int32(), "f": pa.float64(), "s": pa.string(), "b": pa.binary()})
@@ -64,6 +65,14 @@ def test_garbage_is_bad_and_the_rest_is_exact() -> None:
     assert list(bad) == list(range(1, len(values), 2))
     assert all(reason.startswith("no msgpack map: ") for reason in bad.values())
     assert [row["a"] for row in rows[::2]] == [7] * len(garbage)
+
+
+def test_bad_values_of_later_blocks_keep_their_index() -> None:
+    count, garbage = 2 * _BLOCK + 5, {0, _BLOCK - 1, _BLOCK, 2 * _BLOCK + 4}
+    values = [b"\xc1" if index in garbage else msgpack.packb({"a": index}) for index in range(count)]
+    rows, bad = decoded(Msgpack(SCHEMA), *values)
+    assert list(bad) == sorted(garbage)
+    assert [row["a"] for row in rows] == [None if index in garbage else index for index in range(count)]
 
 
 def test_items_of_a_message_are_limited() -> None:
