@@ -433,7 +433,7 @@ cdef class PublishPipe:
         self.routes.pop((as_text("stream", stream).encode(), partition), None)
         self.last = None
 
-    def take(self, list requests not None, Py_ssize_t start):
+    def take(self, list requests not None, Py_ssize_t start, int64_t now_ns):
         """Return PUB commands for requests, up to the first one that is not taken."""
         cdef Py_ssize_t index = start, size, payloads = 0
         cdef const uint8_t* p
@@ -441,6 +441,7 @@ cdef class PublishPipe:
         cdef Request request
         cdef _Route route
         cdef bytes raw
+        cdef object received_ns = now_ns  # one object for the whole batch
         self.out.used = 0
         while index < len(requests):
             item = requests[index]
@@ -457,7 +458,9 @@ cdef class PublishPipe:
                 break
             self.put(route, &request, p, end, size)
             correlation_id = PyBytes_FromStringAndSize(<const char*>request.correlation_id.p, request.correlation_id.n)
-            self.waiting[self.next_number] = (route, correlation_id, request.policy, PyBytes_GET_SIZE(raw))
+            self.waiting[self.next_number] = (
+                route, correlation_id, request.policy, PyBytes_GET_SIZE(raw), received_ns
+            )
             self.next_number += 1
             self.pending_bytes += PyBytes_GET_SIZE(raw)
             payloads += size
@@ -506,7 +509,7 @@ cdef class PublishPipe:
         cdef int64_t offset
         cdef _Route route
         cdef bytes correlation_id
-        cdef int64_t policy
+        cdef int64_t policy, received_ns
         cdef list others = []
         cdef tuple message
         self.out.used = 0
@@ -520,19 +523,20 @@ cdef class PublishPipe:
             waiting = self.pop(number)
             if waiting is None:
                 continue
-            route, correlation_id, policy, _ = waiting
+            route, correlation_id, policy, _, received_ns = waiting
             if not get_offset(route.answer, message, &offset):
-                others.append((message, (route.stream, route.partition), policy, correlation_id))
+                others.append((message, (route.stream, route.partition), policy, correlation_id, received_ns))
             elif policy != NO_ACK:
-                self.put_response(route.ack, offset, correlation_id, policy, now_ns)
+                self.put_response(route.ack, offset, correlation_id, policy, received_ns, now_ns)
         return self.out.taken(), others
 
     cdef int put_response(self, bytes ack, int64_t offset, bytes correlation_id, int64_t policy,
-                          int64_t now_ns) except -1:
+                          int64_t received_ns, int64_t now_ns) except -1:
         cdef Py_ssize_t head = PyBytes_GET_SIZE(ack), n = PyBytes_GET_SIZE(correlation_id)
         cdef const uint8_t* id_p = <const uint8_t*>PyBytes_AS_STRING(correlation_id)
         cdef Py_ssize_t body = (
-            head + number_size(offset) + slice_size(n) + number_size(policy) + 2 * number_size(now_ns)
+            head + number_size(offset) + slice_size(n) + number_size(policy)
+            + number_size(received_ns) + number_size(now_ns)
         )
         cdef Py_ssize_t size = 1 + varint_size(<uint64_t>body) + body + slice_size(n)
         cdef uint8_t* p = put_prefix(self.out.more(size + AROUND), size)
@@ -542,7 +546,7 @@ cdef class PublishPipe:
         p = put_number(p, TAG_A_OFFSET, offset)
         p = put_slice(p, TAG_A_CORRELATION_ID, id_p, n)
         p = put_number(p, TAG_A_ACK_POLICY, policy)
-        p = put_number(p, TAG_A_RECEPTION_TIMESTAMP, now_ns)
+        p = put_number(p, TAG_A_RECEPTION_TIMESTAMP, received_ns)
         p = put_number(p, TAG_A_COMMIT_TIMESTAMP, now_ns)
         p = put_slice(p, TAG_R_CORRELATION_ID, id_p, n)
         self.out.used = p - self.out.data
@@ -551,7 +555,7 @@ cdef class PublishPipe:
     def expire(self, int64_t number):
         """Remove pending messages numbered below `number`; return their policies and correlation ids."""
         cdef list old = [self.pop(known) for known in list(self.waiting) if known < number]
-        return [(policy, correlation_id) for _, correlation_id, policy, _ in old]
+        return [(policy, correlation_id) for _, correlation_id, policy, _, _ in old]
 
     cdef tuple pop(self, int64_t number):
         """Remove a pending message and return it; None if the number is not pending."""

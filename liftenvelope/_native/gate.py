@@ -173,10 +173,10 @@ class PublishPipe:
     Example:
         >>> pipe = PublishPipe("_INBOX.a.", 1024, 100)
         >>> pipe.route("s", 0, "sub", "sub", "JS")
-        >>> pipe.take([bytes.fromhex("120568656c6c6f1a0173")], 0)
+        >>> pipe.take([bytes.fromhex("120568656c6c6f1a0173")], 0, 98)
         (b'PUB sub _INBOX.a.0 15\r\n\xb9\x0eC\xb4\x00\x08\x00\x00\x1a\x05hello\r\n', 1, 1, 15)
         >>> pipe.acked([("_INBOX.a.0", b"", None, b'{"stream":"JS","seq":3}')], 99)
-        (b'\x00\x00\x00\x00\x15\n\x13\n\x01s\x12\x03sub\x1a\x03sub \x02@cHc', [])
+        (b'\x00\x00\x00\x00\x15\n\x13\n\x01s\x12\x03sub\x1a\x03sub \x02@bHc', [])
     """
 
     def __init__(self, inbox: str, max_message: int, max_name: int) -> None:
@@ -184,7 +184,7 @@ class PublishPipe:
         self._max_message = max_message
         self._max_name = max_name
         self._routes: dict[tuple[bytes, int], _Route] = {}
-        self._waiting: dict[int, tuple[_Route, bytes, int, int]] = {}
+        self._waiting: dict[int, tuple[_Route, bytes, int, int, int]] = {}
         self.next_number = 0
         self.pending_bytes = 0
 
@@ -226,12 +226,13 @@ class PublishPipe:
         """Take no messages for a partition until :meth:`route` is called again."""
         self._routes.pop((as_text("stream", stream).encode(), partition), None)
 
-    def take(self, requests: list[bytes], start: int) -> tuple[bytes, int, int, int]:
+    def take(self, requests: list[bytes], start: int, now_ns: int) -> tuple[bytes, int, int, int]:
         """Return PUB commands for requests, up to the first one that is not taken.
 
         Args:
             requests: Serialised PublishRequests.
             start: Index of the first request to take.
+            now_ns: Current time in nanoseconds since 1970: the reception time in the acks.
 
         Returns:
             The commands, the index of the first request not taken, the number of commands, and the bytes of
@@ -252,7 +253,8 @@ class PublishPipe:
                 break
             head = (route.command, self.next_number, len(envelope))
             out += b"%b%d %d\r\n%b\r\n" % (*head, envelope)
-            self._waiting[self.next_number] = (route, request.correlation_id, request.policy, len(raw))
+            waiting = (route, request.correlation_id, request.policy, len(raw), now_ns)
+            self._waiting[self.next_number] = waiting
             self.next_number += 1
             self.pending_bytes += len(raw)
             size += len(envelope)
@@ -261,18 +263,18 @@ class PublishPipe:
 
     def acked(
         self, messages: list[Any], now_ns: int
-    ) -> tuple[bytes, list[tuple[Any, tuple[bytes, int], int, bytes]]]:
+    ) -> tuple[bytes, list[tuple[Any, tuple[bytes, int], int, bytes, int]]]:
         """Return responses, with their gRPC prefixes, for JetStream's acks.
 
         Acks for messages that are not pending are skipped.
 
         Args:
             messages: Tuples of subject, reply, headers and payload.
-            now_ns: Current time in nanoseconds since 1970.
+            now_ns: Current time in nanoseconds since 1970: the commit time in the acks.
 
         Returns:
-            The responses; and the answers that are not plain acks, each with stream and partition, ack policy
-            and correlation id of its message.
+            The responses; and the answers that are not plain acks, each with stream and partition, ack
+            policy, correlation id and reception time of its message.
         """
         out, others = bytearray(), []
         for message in messages:
@@ -282,12 +284,13 @@ class PublishPipe:
             waiting = self._pop(int(number))
             if waiting is None:
                 continue
-            route, correlation_id, policy, _ = waiting
+            route, correlation_id, policy, _, received_ns = waiting
             offset = _offset(route.answer, message)
             if offset is None:
-                others.append((message, route.key, policy, correlation_id))
+                others.append((message, route.key, policy, correlation_id, received_ns))
             elif policy != _NONE:
-                out += _response(route.ack, offset, correlation_id, policy, now_ns)
+                times = received_ns, now_ns
+                out += _response(route.ack, offset, correlation_id, policy, times)
         return bytes(out), others
 
     def expire(self, number: int) -> list[tuple[int, bytes]]:
@@ -295,7 +298,7 @@ class PublishPipe:
         old = [self._pop(known) for known in list(self._waiting) if known < number]
         return [(waiting[2], waiting[1]) for waiting in old if waiting is not None]
 
-    def _pop(self, number: int) -> tuple[_Route, bytes, int, int] | None:
+    def _pop(self, number: int) -> tuple[_Route, bytes, int, int, int] | None:
         """Remove a pending message and return it; None if the number is not pending."""
         found = self._waiting.pop(number, None)
         if found is not None:
@@ -377,13 +380,13 @@ def _offset(answer: bytes, message: Any) -> int | None:
     return int(number) - 1
 
 
-def _response(ack: bytes, offset: int, correlation_id: bytes, policy: int, now_ns: int) -> bytes:
+def _response(ack: bytes, offset: int, correlation_id: bytes, policy: int, times: tuple[int, int]) -> bytes:
     body = bytearray(ack)
     put_varint_field(body, w.ACK_OFFSET, offset)
     put_bytes(body, w.ACK_CORRELATION_ID, correlation_id)
     put_varint_field(body, w.ACK_ACK_POLICY, policy)
-    put_varint_field(body, w.ACK_RECEPTION_TIMESTAMP, now_ns)
-    put_varint_field(body, w.ACK_COMMIT_TIMESTAMP, now_ns)
+    put_varint_field(body, w.ACK_RECEPTION_TIMESTAMP, times[0])
+    put_varint_field(body, w.ACK_COMMIT_TIMESTAMP, times[1])
     out = bytearray((w.RESPONSE_ACK << 3 | w.LEN,))
     put_varint(out, len(body))
     out += body

@@ -10,6 +10,7 @@ import pytest
 from nats.aio.client import Client as NatsClient
 
 from liftenvelope.client import Client
+from liftenvelope.client.positions import Timestamp
 from liftenvelope.client.publish_many import OutgoingMessage
 from liftenvelope.envelope import AckPolicy, unmarshal_ack
 from liftenvelope.errors import (
@@ -320,6 +321,25 @@ async def test_flush(client: Client, name: str) -> None:
     await client.flush()
     assert all(future.done() for future in futures)
     assert [future.result().offset for future in futures] == list(range(100))  # type: ignore[union-attr]
+
+
+async def test_message_is_stored_no_earlier_than_its_ack_says_it_was_received(
+    client: Client, name: str
+) -> None:
+    """So a read from the reception time of an ack finds the message."""
+    await client.create_stream(name, name)
+    acks = [await client.publish(name, b"alone"), await client.publish_to_subject(name, b"on a subject")]
+    # The gateway publishes the first one of a call in another way than the following ones.
+    acks += [await (await client.publish_async(name, b"%d" % number)) for number in range(3)]
+    found = await read(client, name, start="earliest", stop="latest")
+    assert len(found) == len(acks)
+    for message, ack in zip(found, acks, strict=True):
+        assert ack is not None
+        assert 0 < ack.reception_timestamp_ns <= message.timestamp_ns
+        assert ack.reception_timestamp_ns <= ack.commit_timestamp_ns
+    assert acks[-1] is not None
+    since = await read(client, name, start=Timestamp(acks[-1].reception_timestamp_ns), stop="latest")
+    assert found[-1] in since
 
 
 async def test_errors_of_single_messages_among_others(client: Client, name: str) -> None:

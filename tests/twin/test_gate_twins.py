@@ -20,6 +20,8 @@ from tests.twin import strategies as make
 TWINS = pytest.mark.parametrize("twin", [readable.gate, _fastgate], ids=["python", "cython"])
 STORED = 1_700_000_000_987_654_321
 NOW = 1_800_000_000_123_456_789
+#: When the requests arrived.
+THEN = NOW - 1_000
 INBOX = "_INBOX.x."
 MAX_NAME = 100
 
@@ -200,7 +202,7 @@ def test_requests_and_acks(twin: Any) -> None:
         request(partition=1, correlationId="two", ackPolicy=api_pb2.ALL, ackInbox="ignored"),
         request(correlationId="three", ackPolicy=api_pb2.NONE),
     ]
-    frames, taken, count, size = pipe.take(requests, 0)
+    frames, taken, count, size = pipe.take(requests, 0, THEN)
     found = commands(frames)
     assert (taken, count, size) == (3, 3, sum(len(payload) for _, _, payload in found))
     assert [(subject, reply) for subject, reply, _ in found] == [
@@ -230,7 +232,7 @@ def test_requests_and_acks(twin: Any) -> None:
                 offset=10,
                 correlationId="two",
                 ackPolicy=api_pb2.ALL,
-                receptionTimestamp=NOW,
+                receptionTimestamp=THEN,
                 commitTimestamp=NOW,
             ),
             correlationId="two",
@@ -241,7 +243,7 @@ def test_requests_and_acks(twin: Any) -> None:
                 partitionSubject="sub",
                 msgSubject="sub",
                 correlationId="one",
-                receptionTimestamp=NOW,
+                receptionTimestamp=THEN,
                 commitTimestamp=NOW,
             ),
             correlationId="one",
@@ -271,30 +273,30 @@ def test_requests_and_acks(twin: Any) -> None:
 )
 def test_what_is_left_to_others(twin: Any, odd: bytes) -> None:
     pipe = pipe_of(twin, 60)
-    frames, taken, count, _ = pipe.take([request(), odd, request()], 0)
+    frames, taken, count, _ = pipe.take([request(), odd, request()], 0, THEN)
     assert (len(commands(frames)), taken, count, pipe.pending) == (1, 1, 1, 1)
     assert pipe.pending_bytes == len(request())
-    assert pipe.take([request(), odd, request()], 2)[1:3] == (3, 1)
+    assert pipe.take([request(), odd, request()], 2, THEN)[1:3] == (3, 1)
 
 
 @TWINS
 def test_names_of_the_longest_length_are_taken(twin: Any) -> None:
     longest = "n" * MAX_NAME
-    assert pipe_of(twin).take([request(correlationId=longest, ackInbox=longest)], 0)[1] == 1
+    assert pipe_of(twin).take([request(correlationId=longest, ackInbox=longest)], 0, THEN)[1] == 1
 
 
 @TWINS
 def test_requests_without_a_stream_go_to_the_route_without_a_name(twin: Any) -> None:
     pipe = pipe_of(twin)
     pipe.route("", 0, "sub", "sub", "JS0")
-    assert pipe.take([request(stream="")] * 2, 0)[1:3] == (2, 2)
+    assert pipe.take([request(stream="")] * 2, 0, THEN)[1:3] == (2, 2)
 
 
 @TWINS
 def test_acks_with_the_domain_of_the_route_are_plain(twin: Any) -> None:
     pipe = pipe_of(twin)
     pipe.route("s", 0, "sub", "sub", "JS0", domain="hub")
-    pipe.take([request(correlationId=str(number)) for number in range(3)], 0)
+    pipe.take([request(correlationId=str(number)) for number in range(3)], 0, THEN)
     payloads = [
         b'{"stream":"JS0","domain":"hub","seq":7}',
         b'{"stream":"JS0","seq":8}',
@@ -311,13 +313,13 @@ def test_acks_with_the_domain_of_the_route_are_plain(twin: Any) -> None:
 def test_closed_route_takes_nothing_until_it_is_opened_again(twin: Any) -> None:
     pipe = pipe_of(twin)
     pipe.route("other", 0, "other", "other", "JS1")
-    assert pipe.take([request()], 0)[2] == 1
+    assert pipe.take([request()], 0, THEN)[2] == 1
     pipe.close_route("s", 0)
     pipe.close_route("s", 0)
-    assert pipe.take([request()], 0) == (b"", 0, 0, 0)
-    assert pipe.take([request(stream="other")], 0)[2] == 1
+    assert pipe.take([request()], 0, THEN) == (b"", 0, 0, 0)
+    assert pipe.take([request(stream="other")], 0, THEN)[2] == 1
     pipe.route("s", 0, "sub", "sub", "JS0")
-    assert pipe.take([request()], 0)[2] == 1
+    assert pipe.take([request()], 0, THEN)[2] == 1
 
 
 @TWINS
@@ -336,9 +338,9 @@ def test_closed_route_takes_nothing_until_it_is_opened_again(twin: Any) -> None:
 )
 def test_answers_that_are_no_plain_acks(twin: Any, headers: bytes | None, payload: bytes) -> None:
     pipe = pipe_of(twin)
-    pipe.take([request(correlationId="id", ackPolicy=api_pb2.ALL)], 0)
+    pipe.take([request(correlationId="id", ackPolicy=api_pb2.ALL)], 0, THEN)
     message = (INBOX + "0", b"", headers, payload)
-    assert pipe.acked([message], NOW) == (b"", [(message, (b"s", 0), 1, b"id")])
+    assert pipe.acked([message], NOW) == (b"", [(message, (b"s", 0), 1, b"id", THEN)])
     assert pipe.pending == 0
 
 
@@ -346,7 +348,7 @@ def test_answers_that_are_no_plain_acks(twin: Any, headers: bytes | None, payloa
 @pytest.mark.parametrize("subject", [INBOX + "5", INBOX + "x", INBOX, INBOX + "-0", INBOX + "9" * 30])
 def test_answers_that_nobody_waits_for(twin: Any, subject: str) -> None:
     pipe = pipe_of(twin)
-    pipe.take([request()], 0)
+    pipe.take([request()], 0, THEN)
     assert pipe.acked([(subject, b"", None, b'{"stream":"JS0","seq":1}')], NOW) == (b"", [])
     assert pipe.pending == 1
 
@@ -354,7 +356,7 @@ def test_answers_that_nobody_waits_for(twin: Any, subject: str) -> None:
 @TWINS
 def test_late_acks_are_given_up(twin: Any) -> None:
     pipe = pipe_of(twin)
-    pipe.take([request(correlationId=str(number), ackPolicy=number % 3) for number in range(5)], 0)
+    pipe.take([request(correlationId=str(number), ackPolicy=number % 3) for number in range(5)], 0, THEN)
     assert pipe.expire(3) == [(0, b"0"), (1, b"1"), (2, b"2")]
     assert (pipe.pending, pipe.expire(3)) == (2, [])
     assert pipe.pending_bytes == sum(len(request(correlationId=str(n), ackPolicy=n % 3)) for n in (3, 4))
@@ -388,7 +390,7 @@ def test_both_pipe_alike(requests: list[bytes], answers: list[Any]) -> None:
     for twin in (readable.gate, _fastgate):
         pipe, at, steps = pipe_of(twin, 300), 0, []
         while at < len(requests):
-            step = pipe.take(requests, at)
+            step = pipe.take(requests, at, THEN)
             steps.append(step)
             at = max(step[1], at + 1)
         before = pipe.pending_bytes
@@ -411,5 +413,5 @@ def test_request_with_text_that_is_no_utf8_is_not_taken(twin: Any, field: str) -
         api_pb2.PublishRequest.FromString(request)
     pipe = twin.PublishPipe(INBOX, 1000, MAX_NAME)
     pipe.route("s", 0, "s", "s", "lift_s_0")
-    assert pipe.take([request, sound], 0) == (b"", 0, 0, 0)
-    assert pipe.take([sound], 0)[1:3] == (1, 1)
+    assert pipe.take([request, sound], 0, THEN) == (b"", 0, 0, 0)
+    assert pipe.take([sound], 0, THEN)[1:3] == (1, 1)

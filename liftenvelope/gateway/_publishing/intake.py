@@ -7,6 +7,7 @@ not in the copy. Such an envelope names the gateway's own ack inbox, and the par
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +16,7 @@ from liftenvelope._checks import RESERVED
 from liftenvelope._pb import api_pb2
 from liftenvelope.envelope import new_message
 from liftenvelope.errors import LiftEnvelopeError, NoJetStreamError, TransportError
-from liftenvelope.gateway._protocol.failures import TOO_LARGE, has_no_room, status_of
+from liftenvelope.gateway._protocol.failures import TOO_LARGE, WRONG_OFFSET, has_no_room, status_of
 from liftenvelope.gateway._publishing.targets import PublishTarget, ack_of
 from liftenvelope.nats.link import Link, max_payload_of
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -136,7 +137,8 @@ class Intake:
             timeout: Timeout of the call; see :meth:`ack_seconds`.
 
         Raises:
-            RpcError: INVALID_ARGUMENT: the envelope is too large, or ``expectedOffset`` is below -1.
+            RpcError: INVALID_ARGUMENT: the envelope is too large. UNKNOWN: ``expectedOffset`` is below -1, so
+                no message can have it.
         """
         options: dict[str, Any] = {}
         if own_inbox and request.ackInbox:
@@ -160,8 +162,7 @@ class Intake:
         )
         if expected is not None:
             if expected < 0:
-                text = f"expectedOffset must be at least -1, got {expected}"
-                raise RpcError(StatusCode.INVALID_ARGUMENT, text)
+                raise RpcError(StatusCode.UNKNOWN, WRONG_OFFSET)
             publish = partial(publish, expected_last_sequence=expected)
         return await self._core.places.send(connection, publish)
 
@@ -169,6 +170,7 @@ class Intake:
         self, target: PublishTarget, request: api_pb2.PublishRequest, *, own_inbox: bool, timeout: float
     ) -> asyncio.Future[PubAck]:
         """Store a message whose subject another stream records; the future has its sequence in the copy."""
+        received_ns = time.time_ns()
         future = await self._core.copies.publish(
             target.record.name,
             target.subject,
@@ -178,17 +180,21 @@ class Intake:
             timeout=timeout,
         )
         if own_inbox and request.ackPolicy != _NONE and request.ackInbox:
-            future.add_done_callback(partial(self._pass_on, target, request))
+            future.add_done_callback(partial(self._pass_on, target, request, received_ns))
         return future
 
     def _pass_on(
-        self, target: PublishTarget, request: api_pb2.PublishRequest, future: asyncio.Future[PubAck]
+        self,
+        target: PublishTarget,
+        request: api_pb2.PublishRequest,
+        received_ns: int,
+        future: asyncio.Future[PubAck],
     ) -> None:
         """Send the ack to the client's inbox as well: the envelope names the gateway's own inbox."""
         if future.cancelled() or future.exception() is not None:
             return
-        ack = _ACK_HEADER + ack_of(target, request, future.result().sequence).SerializeToString()
-        task = asyncio.get_running_loop().create_task(self._send(request.ackInbox, ack))
+        ack = ack_of(target, request, future.result().sequence, received_ns).SerializeToString()
+        task = asyncio.get_running_loop().create_task(self._send(request.ackInbox, _ACK_HEADER + ack))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 

@@ -61,6 +61,7 @@ class PublishService:
                 too many bytes pending.
         """
         raw = await call.one_request()
+        received_ns = time.time_ns()
         counts = self._core.publishes["Publish"]
         with counts.one(len(raw)) as counted, self._core.quotas.hold(call, len(raw)) as held:
             request = read_request(api_pb2.PublishRequest, raw, self._core.options.limits)
@@ -82,7 +83,7 @@ class PublishService:
                 else:
                     sequence = (await future).sequence
                     await self._intake.check_replicas(target, request)
-                    response.ack.CopyFrom(ack_of(target, request, sequence))
+                    response.ack.CopyFrom(ack_of(target, request, sequence, received_ns))
             except LiftEnvelopeError as exc:
                 raise await self._intake.explained(exc, request.stream, request.partition) from exc
             await call.send([response.SerializeToString()])
@@ -106,6 +107,7 @@ class PublishService:
                 RESOURCE_EXHAUSTED: the client has too many bytes pending.
         """
         raw = await call.one_request()
+        received_ns = time.time_ns()
         counts = self._core.publishes["PublishToSubject"]
         with counts.one(len(raw)) as counted, self._core.quotas.hold(call, len(raw)) as held:
             request = read_request(api_pb2.PublishToSubjectRequest, raw, self._core.options.limits)
@@ -119,7 +121,7 @@ class PublishService:
                     counted.settle_with(sent)
                     sent.add_done_callback(_forget)
                 else:
-                    await self._await_ack(request, response.ack, sent)
+                    response.ack.CopyFrom(await self._acked(request, sent, received_ns))
             except RpcError as exc:
                 if exc.description != TOO_LARGE:
                     raise
@@ -152,9 +154,10 @@ class PublishService:
         publish = partial(self._core.call_js.publish_async, request.subject, envelope, timeout=seconds)
         return await self._core.places.send(call.connection, publish)
 
-    async def _await_ack(
-        self, request: api_pb2.PublishToSubjectRequest, ack: api_pb2.Ack, sent: asyncio.Future[PubAck]
-    ) -> None:
+    async def _acked(
+        self, request: api_pb2.PublishToSubjectRequest, sent: asyncio.Future[PubAck], received_ns: int
+    ) -> api_pb2.Ack:
+        """Wait for JetStream's ack; return the ack of the message."""
         try:
             stored = await sent
         except NoJetStreamError:
@@ -162,16 +165,21 @@ class PublishService:
             await asyncio.sleep(self._core.options.ack_timeout)
             text = f"no stream records {request.subject!r}"
             raise RpcError(StatusCode.DEADLINE_EXCEEDED, text) from None
-        now = time.time_ns()
+        committed_ns = time.time_ns()
         found = self._core.partition_of(stored.stream)
         if found is not None:
             await self._core.storage.replicas.check(*found, request.ackPolicy)
-        name = stored.stream if found is None else found[0].name
-        subject = request.subject if found is None else found[0].subject
-        ack.stream, ack.partitionSubject, ack.msgSubject = name, subject, request.subject
-        ack.offset, ack.ackPolicy = stored.sequence - 1, request.ackPolicy
-        ack.ackInbox, ack.correlationId = request.ackInbox, request.correlationId
-        ack.receptionTimestamp = ack.commitTimestamp = now
+        return api_pb2.Ack(
+            stream=stored.stream if found is None else found[0].name,
+            partitionSubject=request.subject if found is None else found[0].subject,
+            msgSubject=request.subject,
+            offset=stored.sequence - 1,
+            ackInbox=request.ackInbox,
+            correlationId=request.correlationId,
+            ackPolicy=request.ackPolicy,
+            receptionTimestamp=received_ns,
+            commitTimestamp=committed_ns,
+        )
 
 
 def _forget(future: asyncio.Future[PubAck]) -> None:

@@ -20,7 +20,7 @@ import asyncio
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from liftenvelope import _native
 from liftenvelope._pb import api_pb2
@@ -74,6 +74,18 @@ _ASYNC_CODES: Final = {
     StatusCode.PERMISSION_DENIED: _E.PERMISSION_DENIED,
     StatusCode.UNKNOWN: _E.INCORRECT_OFFSET,
 }
+
+
+class _Arrival(NamedTuple):
+    """Time when a message of the slow path arrived.
+
+    Attributes:
+        at: Time of the event loop, in seconds.
+        ns: Nanoseconds since 1970.
+    """
+
+    at: float
+    ns: int
 
 
 class PublishSession:
@@ -198,7 +210,7 @@ class PublishSession:
         self._routes.drop_outdated()
         at = 0
         while at < len(requests):
-            frames, at, count, size = self._pipe.take(requests, at)
+            frames, at, count, size = self._pipe.take(requests, at, time.time_ns())
             if count:
                 self._tally.times.taken(self._pipe.next_number, asyncio.get_running_loop().time())
                 await self._write(frames, count, size)
@@ -227,7 +239,8 @@ class PublishSession:
     async def _publish_one(self, raw: bytes) -> None:
         """Publish a message on the slow path, then open the fast path for its partition if possible."""
         request = read_request(api_pb2.PublishRequest, raw, self._core.options.limits)
-        began = asyncio.get_running_loop().time()
+        request.ClearField("ackInbox")  # as in Liftbridge, and as on the fast path: the answer is the ack
+        arrival = _Arrival(asyncio.get_running_loop().time(), time.time_ns())
         try:
             target = await self._intake.target(request)
             future = await self._intake.store(
@@ -240,7 +253,7 @@ class PublishSession:
         self._held.split(len(raw)).keep_until(future)
         request = without_content(request)
         self._slow += 1
-        future.add_done_callback(partial(self._stored, target, request, began))
+        future.add_done_callback(partial(self._stored, target, request, arrival))
         if self._routes.is_wanted(target):
             # Acks of the fast path could overtake this one, and acks of a partition must stay in order.
             await asyncio.wait({future}, timeout=_FIRST_ACK)
@@ -257,20 +270,19 @@ class PublishSession:
             self._tally.ack_numbered(_number_of(messages[0]), _number_of(messages[-1]), acked, now)
         if frames:
             self._call.send_framed_nowait(frames)
-        for message, (stream, partition), policy, correlation_id in others:
-            key = (stream.decode(), partition)
-            self._on_other(message, key, policy, correlation_id.decode())
+        for message, (stream, partition), policy, correlation_id, received_ns in others:
+            request = api_pb2.PublishRequest(stream=stream.decode(), partition=partition)
+            request.correlationId, request.ackPolicy = correlation_id.decode(), _POLICIES[policy]
+            self._on_other(message, request, received_ns)
         self._settle()
 
-    def _on_other(self, message: Any, key: tuple[str, int], policy: int, correlation_id: str) -> None:
+    def _on_other(self, message: Any, request: api_pb2.PublishRequest, received_ns: int) -> None:
         """Handle a reply that is no plain ack: an error, or an ack of another stream or domain."""
         _, _, headers, payload = message
-        request = api_pb2.PublishRequest(stream=key[0], partition=key[1], correlationId=correlation_id)
-        request.ackPolicy = _POLICIES[policy]
-        target = self._routes.target(*key)
+        target = self._routes.target(request.stream, request.partition)
         if headers is not None:
             # No stream records the subject: the partition was just paused, made readonly or deleted.
-            self._routes.drop(*key)
+            self._routes.drop(request.stream, request.partition)
             self._refuse_later(NoJetStreamError(503, "no stream records the subject"), request)
             return
         answer = self._read_ack(payload)
@@ -279,19 +291,19 @@ class PublishSession:
         elif target is not None and answer.stream == target.stream:
             number, now = _number_of(message), asyncio.get_running_loop().time()
             self._tally.ack_numbered(number, number, 1, now)
-            self._accept(target, request, answer.sequence)
+            self._accept(target, request, answer.sequence, received_ns)
             self._routes.expect_domain(answer.domain or "")
         else:
             # Another stream stored the message. The target may copy from that stream or not, so the outcome
             # is unknown.
             self._tally.fail(_UNKNOWN)
-            self._give_up(request.ackPolicy, correlation_id)
+            self._give_up(request.ackPolicy, request.correlationId)
 
     def _stored(
         self,
         target: PublishTarget,
         request: api_pb2.PublishRequest,
-        began: float,
+        arrival: _Arrival,
         future: asyncio.Future[PubAck],
     ) -> None:
         """Answer a message of the slow path whose publish has ended.
@@ -305,25 +317,26 @@ class PublishSession:
             return
         error = future.exception()
         if error is None and request.ackPolicy == api_pb2.ALL and least_in_sync(target.record):
-            self._answer_later(self._accept_in_sync(target, request, future.result().sequence, began))
+            self._answer_later(self._accept_in_sync(target, request, future.result().sequence, arrival))
         elif error is None:
-            self._tally.ack(asyncio.get_running_loop().time() - began)
-            self._accept(target, request, future.result().sequence)
+            self._tally.ack(asyncio.get_running_loop().time() - arrival.at)
+            self._accept(target, request, future.result().sequence, arrival.ns)
         elif isinstance(error, AckTimeoutError | TransportError):
             self._tally.fail(reason_of(error))
             self._give_up(request.ackPolicy, request.correlationId)
         elif isinstance(error, LiftEnvelopeError):
             self._refuse_later(error, request)
 
-    def _accept(self, target: PublishTarget, request: api_pb2.PublishRequest, sequence: int) -> None:
+    def _accept(
+        self, target: PublishTarget, request: api_pb2.PublishRequest, sequence: int, received_ns: int
+    ) -> None:
         if request.ackPolicy != _NONE:
-            response = api_pb2.PublishResponse(
-                ack=ack_of(target, request, sequence), correlationId=request.correlationId
-            )
+            ack = ack_of(target, request, sequence, received_ns)
+            response = api_pb2.PublishResponse(ack=ack, correlationId=request.correlationId)
             self._answer(response.SerializeToString())
 
     async def _accept_in_sync(
-        self, target: PublishTarget, request: api_pb2.PublishRequest, sequence: int, began: float
+        self, target: PublishTarget, request: api_pb2.PublishRequest, sequence: int, arrival: _Arrival
     ) -> None:
         """Answer with an ack if enough replicas are in sync, else with an unknown outcome."""
         try:
@@ -332,8 +345,8 @@ class PublishSession:
             self._tally.fail(_UNKNOWN)
             self._give_up(request.ackPolicy, request.correlationId)
         else:
-            self._tally.ack(asyncio.get_running_loop().time() - began)
-            self._accept(target, request, sequence)
+            self._tally.ack(asyncio.get_running_loop().time() - arrival.at)
+            self._accept(target, request, sequence, arrival.ns)
         finally:
             self._slow -= 1
             self._changed.set()

@@ -41,9 +41,18 @@ class PublishTarget:
         return self.record.partitions[self.partition].source is not None
 
 
-def ack_of(target: PublishTarget, request: api_pb2.PublishRequest, sequence: int) -> api_pb2.Ack:
-    """Return the Liftbridge ack of a message that JetStream has just stored at ``sequence``."""
-    now = time.time_ns()
+def ack_of(
+    target: PublishTarget, request: api_pb2.PublishRequest, sequence: int, received_ns: int
+) -> api_pb2.Ack:
+    """Return the Liftbridge ack of a message that JetStream has just stored at ``sequence``.
+
+    Args:
+        target: Target of the message.
+        request: The request of the client.
+        sequence: Sequence of the message in the partition.
+        received_ns: Time when the gateway received the message, in ns since 1970. A read from that time
+            finds the message, because JetStream stored it later.
+    """
     return api_pb2.Ack(
         stream=target.record.name,
         # Liftbridge reports the stream's subject as the subject of every partition.
@@ -53,6 +62,6 @@ def ack_of(target: PublishTarget, request: api_pb2.PublishRequest, sequence: int
         ackInbox=request.ackInbox,
         correlationId=request.correlationId,
         ackPolicy=request.ackPolicy,
-        receptionTimestamp=now,
-        commitTimestamp=now,
+        receptionTimestamp=received_ns,
+        commitTimestamp=time.time_ns(),
     )

@@ -96,7 +96,7 @@ def published(twin: Any, chunks: Chunks, exact: Exact) -> Any:
             requests.append(exact(content))
             continue
         if requests:
-            log.append(pipe.take(requests, 0))
+            log.append(pipe.take(requests, 0, NOW - 1))
             requests = []
         if kind == b"a":
             headers = content if form[-1:] == b"h" else None
@@ -108,7 +108,7 @@ def published(twin: Any, chunks: Chunks, exact: Exact) -> Any:
             pipe.close_route(text(content), option(form, 1))
         elif kind == b"o":
             pipe.route(text(content), option(form, 1), "sub", "sub.1", "JS1", domain=text(form[2:]))
-    log.append(pipe.take(requests, min(number, len(requests))))
+    log.append(pipe.take(requests, min(number, len(requests)), NOW - 1))
     return [*log, pipe.pending, pipe.pending_bytes, pipe.next_number]
 
 
