@@ -109,3 +109,49 @@ async def test_subscription_to_an_empty_readonly_partition_is_confirmed_before_i
         sizes, end = await subscribed(channel, request)
         assert (sizes, end.code) == ([0], StatusCode.RESOURCE_EXHAUSTED)
         assert end.description == "End of readonly partition"
+
+
+async def test_group_without_a_consumer_id_is_refused(channel: Channel, client: Client, name: str) -> None:
+    await new_stream(client, name)
+    request = api_pb2.SubscribeRequest(stream=name, consumer=api_pb2.Consumer(groupId="group"))
+    sizes, end = await subscribed(channel, request)
+    assert (sizes, end.code) == ([], StatusCode.INVALID_ARGUMENT)
+    assert end.description == "Consumer id cannot be empty when group id is provided"
+
+
+async def test_expected_offset_that_no_message_has_is_incorrect(
+    channel: Channel, client: Client, name: str
+) -> None:
+    await new_stream(client, name, optimistic_concurrency=True)
+    request = api_pb2.PublishRequest(stream=name, expectedOffset=-2)
+    error = await refused(channel, "Publish", request)
+    assert (error.code, error.description) == (StatusCode.UNKNOWN, "incorrect expected offset")
+    call = channel.bidi(API + "PublishAsync")
+    await call.send([request.SerializeToString()])
+    answer = api_pb2.PublishResponse.FromString(await anext(call))
+    assert answer.asyncError.code == api_pb2.PublishAsyncError.INCORRECT_OFFSET
+    call.cancel()
+
+
+async def test_metadata_has_the_times_of_events_that_have_not_occurred(
+    channel: Channel, client: Client, name: str
+) -> None:
+    """Clients in some languages fail on a message field that is missing."""
+    await new_stream(client, name)
+    request = api_pb2.FetchMetadataRequest(streams=[name])
+    raw = await channel.unary(API + "FetchMetadata", request.SerializeToString(), timeout=PATIENCE)
+    partition = api_pb2.FetchMetadataResponse.FromString(raw).streamMetadata[0].partitions[0]
+    for field in ("messagesReceivedTimestamps", "pauseTimestamps", "readonlyTimestamps"):
+        assert partition.HasField(field)
+
+
+async def test_ack_inboxes_of_publish_async_are_replaced(channel: Channel, client: Client, name: str) -> None:
+    await new_stream(client, name)
+    call = channel.bidi(API + "PublishAsync")
+    for _ in range(2):  # the first message takes another way through the gateway than the second one
+        request = api_pb2.PublishRequest(stream=name, ackInbox="_INBOX.mine")
+        await call.send([request.SerializeToString()])
+        answer = api_pb2.PublishResponse.FromString(await anext(call))
+        assert answer.ack.stream == name
+        assert answer.ack.ackInbox != "_INBOX.mine"
+    call.cancel()

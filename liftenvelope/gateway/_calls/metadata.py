@@ -134,6 +134,9 @@ class MetadataService:
         out.paused, out.readonly = part.paused, part.readonly
         newest = -1 if state is None else state.newest
         out.highWatermark = out.newestOffset = newest
+        # Liftbridge sends all three even if they are empty, and not every language can read a missing one.
+        for times in (out.messagesReceivedTimestamps, out.pauseTimestamps, out.readonlyTimestamps):
+            times.SetInParent()
         if state is not None and state.latest_ns:
             out.messagesReceivedTimestamps.firstTimestamp = state.first_ns or state.latest_ns
             out.messagesReceivedTimestamps.latestTimestamp = state.latest_ns

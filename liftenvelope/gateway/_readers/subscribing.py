@@ -65,6 +65,9 @@ class SubscribeService:
         call.exempt_answers()
         limits = self._core.options.limits
         request = read_request(api_pb2.SubscribeRequest, await call.one_request(), limits)
+        if request.consumer.groupId and not request.consumer.consumerId:
+            text = "Consumer id cannot be empty when group id is provided"
+            raise RpcError(StatusCode.INVALID_ARGUMENT, text)
         record = await self._record(request)
         read = Read(record, request)
         if read.member is not None:
