@@ -35,6 +35,9 @@ __all__ = ["StreamRegistry"]
 BUCKET: Final = "lift_streams"
 #: Removed records whose revisions are known. Clients may create and delete streams of any number of names.
 _MOST_REMOVED: Final = 10_000
+#: Seconds until the marker of a removed record expires. A gateway that is cut off from NATS for longer may
+#: not notice the removal when it is back.
+_MARKER_TTL: Final = 7 * 24 * 3600.0
 #: Attempts of a change that loses the compare-and-set race to other gateways.
 _TRIES: Final = 20
 
@@ -57,7 +60,7 @@ class StreamRegistry:
     """
 
     def __init__(self, js: JetStream, on_change: RecordListener, *, replicas: int = 1) -> None:
-        self._bucket = Bucket(js, BUCKET, replicas=replicas)
+        self._bucket = Bucket(js, BUCKET, replicas=replicas, marker_ttl=_MARKER_TTL)
         self._mirror = Mirror(self._bucket, self._on_entry)
         self._following = AsyncExitStack()
         self._on_change = on_change
@@ -143,7 +146,7 @@ class StreamRegistry:
             if there is not None:
                 # The stream may just have been removed.
                 there = await self.refresh(record.name)
-                revision = self._records[key][1]
+                revision = self._records.get(key, (None, 0))[1]
             if there is not None:
                 raise RpcError(StatusCode.ALREADY_EXISTS, "stream already exists")
             try:
@@ -252,10 +255,15 @@ class StreamRegistry:
         key = encode_name(name)
         if not key:
             return None  # a bucket has no such key
+        known = self._records.get(key)
         try:
             entry = await self._bucket.get(key)
         except StreamNotFoundError as exc:
             raise _bucket_is_gone() from exc
+        if not entry.revision and known is not None and known[0] is None and self._records.get(key) is known:
+            # The marker of the removal has expired. A new record must expect that the key was never set.
+            del self._records[key]
+            self._removed.pop(key, None)
         self._on_entry(entry)
         return self._records.get(key, (None, 0))[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,8 @@ from liftenvelope.gateway._cluster.brokers import LiveBrokers
 from liftenvelope.gateway._cluster.records import StreamRecord
 from liftenvelope.gateway._cluster.registry import StreamRegistry
 from liftenvelope.gateway._core import Core
-from liftenvelope.gateway._protocol.names import partition_stream
+from liftenvelope.gateway._protocol.names import encode_name, partition_stream
+from liftenvelope.jetstream.bucket import Bucket
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import NatsServer, run_nats_server
@@ -81,6 +83,27 @@ async def test_one_that_came_and_went_unheard_of(js: JetStream, name: str) -> No
     await here.create(record(name, "here"))
     assert (await here.find(name)).maker == "here"
     await there.remove(record(name, "here"))
+    await there.close()
+
+
+async def test_marker_of_a_removed_record_expires_and_its_name_is_free(
+    js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_MARKER_TTL", 1.0)
+    here, there = await registry(js), await registry(js)
+    await here.create(record(name, "here"))
+    await here.remove(record(name, "here"))
+    await until(lambda: there.revision(name) == here.revision(name))
+    marker, key = here.revision(name), encode_name(name)
+    bucket = Bucket(js, streams.BUCKET)
+    async with asyncio.timeout(240):
+        while (await bucket.get(key)).revision:
+            await asyncio.sleep(0.05)
+    assert there.revision(name) == marker  # an expiry is no entry, and tells nobody
+    await there.create(record(name, "there"))
+    assert (await here.find(name)).maker == "there"
+    await here.remove(record(name, "there"))
+    await here.close()
     await there.close()
 
 
