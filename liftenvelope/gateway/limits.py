@@ -38,9 +38,9 @@ class Limits(ServerLimits):
             wait for JetStream's ack: those of Publish, PublishToSubject and SetCursor, and those of
             PublishAsync to streams that check offsets or partitions that copy from another stream. Above this
             limit, they wait. A connection waits once it has as many as are free: about half of the limit if
-            it is the only one. A hundredth of the limit is kept for connections that have none. Messages on
-            NATS to streams that check offsets are counted apart, and refused above this limit. Default
-            100,000.
+            it is the only one. As many as ``max_connections``, and at most a tenth of the limit, are kept for
+            connections that have none. Messages on NATS to streams that check offsets are counted apart, and
+            refused above this limit. Default 100,000.
         max_pull_bytes: Bytes that all subscriptions together request from JetStream. nats-server disconnects
             a client for which it buffers 64 MiB. A message larger than this limit is pulled alone. Default
             28 MiB.

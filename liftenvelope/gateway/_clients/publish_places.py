@@ -3,10 +3,10 @@
 A message may wait for a minute, and any client can publish messages that get no ack, for example on a subject
 that nothing records. So no connection may take all places.
 
-A connection takes a place if it has fewer places than are free, not counting a reserve of a hundredth. One
-connection alone gets about half of the places, and one that comes next half of the rest. The reserve is for
-connections that have no place: each of them gets one as long as any is free. So a new connection can publish,
-however many places the earlier ones have taken, unless the reserve is used up as well.
+A connection takes a place if it has fewer places than are free, not counting a reserve. One connection alone
+gets about half of the places, and one that comes next half of the rest. The reserve is for connections that
+have no place: each of them gets one as long as any is free. So a new connection can publish, however many
+places the earlier ones have taken, as long as the reserve has a place for each connection.
 
 The invariant: after each step, no waiting connection may take a place. A release therefore concerns only the
 connection that had the place, which gets the first offer, and those that have one place less than the new
@@ -25,8 +25,8 @@ from typing import Any, Final, TypeVar
 
 __all__ = ["PublishPlaces"]
 
-#: Part of the places that is kept for connections that have none: one in so many.
-_RESERVE: Final = 100
+#: Largest part of the places that is kept for connections that have none: one in so many.
+_RESERVE: Final = 10
 _F = TypeVar("_F", bound=asyncio.Future[Any])
 
 
@@ -48,14 +48,15 @@ class PublishPlaces:
 
     Args:
         most: Number of places.
+        connections: Most connections at once. The reserve is as large, and at most a tenth of the places.
 
     Attributes:
         free: Number of free places.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, connections: int) -> None:
         self.free = most
-        self._reserve = most // _RESERVE
+        self._reserve = min(connections, most // _RESERVE)
         # An entry lives as long as the connection has places or waits for one.
         self._shares: dict[Hashable, _Share] = {}
         # Connections with waiting messages, by the number of their places, in the order of their offers.

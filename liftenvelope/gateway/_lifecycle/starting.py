@@ -306,7 +306,7 @@ class _Start:
             # Acks of copying partitions go to inboxes of the gateways.
             ack_inboxes=inboxes,
             quotas=Quotas(limits),
-            places=PublishPlaces(most),
+            places=PublishPlaces(most, limits.max_connections),
             activity=ActivityLog(
                 js,
                 reserved_record(ACTIVITY, options.id, replicas),

@@ -109,9 +109,9 @@ class Intake:
         """Return the seconds to wait for JetStream's ack of a message.
 
         Args:
-            timeout: Timeout of the call; None or 0 for the gateway's ``ack_timeout``. A longer one than a
-                minute counts as a minute: the message of a call that has ended takes a place among those
-                that wait until then.
+            timeout: Timeout of the call; None or 0 for the gateway's ``ack_timeout``, as for a message whose
+                client wants no ack: it takes a place among those that wait after its call has ended. A
+                longer one than a minute counts as a minute.
         """
         usual = self._core.options.ack_timeout
         return min(timeout or usual, max(usual, _LONGEST_ACK))

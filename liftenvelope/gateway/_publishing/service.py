@@ -71,8 +71,9 @@ class PublishService:
                 raise RpcError(StatusCode.INVALID_ARGUMENT, "no stream provided")
             try:
                 target = await self._intake.target(request)
+                timeout = None if request.ackPolicy == _NONE else call.timeout
                 future = await self._intake.store(
-                    target, request, connection=call.connection, own_inbox=True, timeout=call.timeout
+                    target, request, connection=call.connection, own_inbox=True, timeout=timeout
                 )
                 request = without_content(request)
                 response = api_pb2.PublishResponse()
@@ -150,7 +151,7 @@ class PublishService:
             }
         envelope = new_message(request.value, key=request.key, headers=request.headers, **options)
         self._intake.check_size(envelope)
-        seconds = self._intake.ack_seconds(call.timeout)
+        seconds = self._intake.ack_seconds(None if request.ackPolicy == _NONE else call.timeout)
         publish = partial(self._core.call_js.publish_async, request.subject, envelope, timeout=seconds)
         return await self._core.places.send(call.connection, publish)
 

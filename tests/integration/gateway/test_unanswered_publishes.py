@@ -35,7 +35,9 @@ def nats_url(own_nats: NatsServer) -> str:
 @pytest.fixture
 async def gateway(own_nats: NatsServer) -> AsyncIterator[Gateway]:
     nc = await connect(own_nats.url)
-    async with Gateway(nc, limits=Limits(max_pending_publishes_in_all=2 * MOST - 1)) as serving:
+    limits = Limits(max_pending_publishes_in_all=2 * MOST - 1)
+    # Messages that want no ack wait that long: for the whole of a test.
+    async with Gateway(nc, limits=limits, ack_timeout=10_000.0) as serving:
         yield serving
     await nc.close()
 
@@ -90,15 +92,29 @@ async def test_gateway_keeps_working_while_messages_of_a_client_get_no_ack(
 
 
 async def test_message_to_a_subject_waits_for_its_ack_no_longer_than_a_minute(
-    gateway: Gateway, nc: NatsClient, name: str, monkeypatch: pytest.MonkeyPatch
+    nc: NatsClient, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "_LONGEST_ACK", gateway._setup.options.ack_timeout)
+    monkeypatch.setattr(intake, "_LONGEST_ACK", 1.0)
     await take_silently(nc, name)
     request = to_subject(name, b"x", api_pb2.LEADER)
-    async with await Channel.connect(gateway.address) as channel:
+    async with Gateway(nc, ack_timeout=1.0) as gateway, await Channel.connect(gateway.address) as channel:
         with pytest.raises(RpcError) as failed:
             await channel.unary(TO_SUBJECT, request, timeout=3_600)
     assert failed.value.code == StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_message_that_wants_no_ack_keeps_its_place_no_longer_than_the_ack_timeout(
+    nc: NatsClient, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client may be gone, and come again on another connection."""
+    monkeypatch.setattr(intake, "_LONGEST_ACK", 10_000.0)
+    taken = await take_silently(nc, name)
+    limits = Limits(max_pending_publishes_in_all=1)
+    async with Gateway(nc, ack_timeout=1.0, limits=limits) as gateway:
+        for number in range(3):
+            async with await Channel.connect(gateway.address) as channel:
+                await channel.unary(TO_SUBJECT, to_subject(name, b"%d" % number), timeout=3_600)
+        await until(lambda: len(taken) == 3)
 
 
 async def test_messages_without_an_ack_of_one_connection_leave_room_for_those_of_another(

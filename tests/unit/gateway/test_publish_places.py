@@ -48,7 +48,7 @@ async def settled() -> None:
 
 
 async def test_connection_gets_as_many_places_as_it_leaves_free() -> None:
-    places = PublishPlaces(100)
+    places = PublishPlaces(100, 1)
     one, two, three = (Publisher(places, name) for name in ("one", "two", "three"))
     assert await one.publish(200) == 50
     assert await two.publish(200) == 25
@@ -60,7 +60,7 @@ async def test_connection_gets_as_many_places_as_it_leaves_free() -> None:
 
 
 async def test_all_places_go_to_those_that_wait_once_others_end() -> None:
-    places = PublishPlaces(90)
+    places = PublishPlaces(90, 1)
     one, two = Publisher(places, "one"), Publisher(places, "two")
     await one.publish(200)
     await two.publish(200)
@@ -72,7 +72,7 @@ async def test_all_places_go_to_those_that_wait_once_others_end() -> None:
 
 
 async def test_messages_of_a_connection_are_sent_in_the_order_of_their_calls() -> None:
-    places, order = PublishPlaces(2), list[int]()
+    places, order = PublishPlaces(2, 1), list[int]()
 
     async def send(number: int) -> asyncio.Future[int]:
         order.append(number)
@@ -88,7 +88,7 @@ async def test_messages_of_a_connection_are_sent_in_the_order_of_their_calls() -
 
 
 async def test_single_place_is_handed_to_every_connection_in_turn() -> None:
-    places = PublishPlaces(1)
+    places = PublishPlaces(1, 1)
     publishers = [Publisher(places, f"{number}") for number in range(5)]
     for publisher in publishers:
         await publisher.publish(2)
@@ -100,7 +100,7 @@ async def test_single_place_is_handed_to_every_connection_in_turn() -> None:
 
 
 async def test_place_of_a_message_that_was_not_sent_is_free_again() -> None:
-    places = PublishPlaces(1)
+    places = PublishPlaces(1, 1)
 
     async def fail() -> asyncio.Future[int]:
         raise ConnectionError
@@ -111,7 +111,7 @@ async def test_place_of_a_message_that_was_not_sent_is_free_again() -> None:
 
 
 async def test_place_given_to_a_call_that_is_cancelled_at_once_is_passed_on() -> None:
-    places = PublishPlaces(1)
+    places = PublishPlaces(1, 1)
     one, two, three = (Publisher(places, name) for name in ("one", "two", "three"))
     await one.publish()
     await two.publish()
@@ -126,7 +126,7 @@ async def test_place_given_to_a_call_that_is_cancelled_at_once_is_passed_on() ->
 
 
 async def test_place_is_offered_past_a_connection_whose_message_was_cancelled() -> None:
-    places = PublishPlaces(1)
+    places = PublishPlaces(1, 1)
     one, two, three = (Publisher(places, name) for name in ("one", "two", "three"))
     await one.publish()
     await two.publish()
@@ -140,7 +140,7 @@ async def test_place_is_offered_past_a_connection_whose_message_was_cancelled() 
 
 
 async def test_place_is_offered_past_a_message_that_is_just_being_cancelled() -> None:
-    places = PublishPlaces(1)
+    places = PublishPlaces(1, 1)
     one, two, three = (Publisher(places, name) for name in ("one", "two", "three"))
     await one.publish()
     await two.publish()
@@ -154,7 +154,7 @@ async def test_place_is_offered_past_a_message_that_is_just_being_cancelled() ->
 
 
 async def test_place_is_offered_past_a_connection_that_may_not_take_it() -> None:
-    places = PublishPlaces(2)
+    places = PublishPlaces(2, 1)
     one, two, three = (Publisher(places, name) for name in ("one", "two", "three"))
     await one.publish()
     await two.publish()
@@ -168,7 +168,7 @@ async def test_place_is_offered_past_a_connection_that_may_not_take_it() -> None
 
 
 async def test_connections_that_come_one_after_the_other_all_find_a_place() -> None:
-    places = PublishPlaces(1_000)
+    places = PublishPlaces(1_000, 10)
     publishers = [Publisher(places, f"{number}") for number in range(17)]
     sent = [await publisher.publish(600) for publisher in publishers]
     assert sent[0] == 495
@@ -180,7 +180,7 @@ async def test_connections_that_come_one_after_the_other_all_find_a_place() -> N
 
 async def test_no_connection_that_may_take_a_place_waits() -> None:
     chance = random.Random(7)
-    places = PublishPlaces(7)
+    places = PublishPlaces(7, 1)
     publishers = [Publisher(places, f"{number}") for number in range(6)]
     for _ in range(1_000):
         publisher = chance.choice(publishers)
@@ -198,3 +198,13 @@ async def test_no_connection_that_may_take_a_place_waits() -> None:
     for publisher in publishers:
         await publisher.end()
     assert (places.free, places._shares, places._queues) == (7, {}, {})
+
+
+async def test_every_connection_finds_a_place_however_many_there_may_be() -> None:
+    places = PublishPlaces(1_000, 50)
+    publishers = [Publisher(places, f"{number}") for number in range(50)]
+    assert min([await publisher.publish(600) for publisher in publishers]) == 1
+    assert places.free
+    for publisher in publishers:
+        await publisher.end()
+    assert PublishPlaces(1_000, 5_000)._reserve == 100
