@@ -13,6 +13,7 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from liftenvelope.gateway._cluster.brokers import Broker
     from liftenvelope.gateway._cluster.records import StreamRecord
     from liftenvelope.gateway._core import Core
     from liftenvelope.gateway._partitions.storage import PartitionState
@@ -36,6 +37,9 @@ class MetadataService:
     def __init__(self, core: Core, groups: GroupFace) -> None:
         self._core = core
         self._groups = groups
+        # The last metadata of all streams: the states, the brokers and the number of changes that it was made
+        # from, and the answer.
+        self._last: tuple[dict[str, PartitionState], tuple[Broker, ...], int, bytes] | None = None
 
     async def fetch(self, call: ServerCall) -> None:
         """Serve FetchMetadata: the requested streams, or all if none is named; all brokers; the groups.
@@ -63,16 +67,36 @@ class MetadataService:
         for name, record in zip(streams, records, strict=True):
             if record is None:
                 response.streamMetadata.add(name=name, error=api_pb2.StreamMetadata.UNKNOWN_STREAM)
-        for record in records or self._core.registry:
-            if record is not None:
+            else:
                 self._add_stream(response, record, states)
-        self._add_brokers(response)
+        if streams:
+            self._add_brokers(response)
         for name, found in zip(groups, coordinators, strict=True):
             if found is None:
                 response.groupMetadata.add(groupId=name, error=api_pb2.ConsumerGroupMetadata.UNKNOWN_GROUP)
             else:
                 response.groupMetadata.add(groupId=name, coordinator=found[0], epoch=found[1])
-        return response.SerializeToString()
+        # Serialized messages that follow each other are one message with the lists of both.
+        return (b"" if streams else self._all_streams(states)) + response.SerializeToString()
+
+    def _all_streams(self, states: dict[str, PartitionState]) -> bytes:
+        """Return the metadata of all streams and brokers.
+
+        It takes 10 us for each partition, and the states of many are shared by all calls of a second. So one
+        answer serves these calls, as long as no stream and no gateway has changed.
+        """
+        brokers, changes = tuple(self._core.brokers.alive.values()), self._core.registry.changes
+        if self._last is not None:
+            its_states, its_brokers, its_changes, answer = self._last
+            if its_states is states and (its_brokers, its_changes) == (brokers, changes):
+                return answer
+        response = api_pb2.FetchMetadataResponse()
+        for record in self._core.registry:
+            self._add_stream(response, record, states)
+        self._add_brokers(response)
+        answer = response.SerializeToString()
+        self._last = states, brokers, changes, answer
+        return answer
 
     async def fetch_partition(self, raw: bytes) -> bytes:
         """Serve FetchPartitionMetadata.
@@ -99,9 +123,11 @@ class MetadataService:
             return None
 
     async def _states(self, records: Iterable[StreamRecord | None]) -> dict[str, PartitionState]:
-        found = (record for record in records if record is not None)
         return await self._core.storage.states(
-            [record.stream_of(n) for record in found for n in range(len(record.partitions))]
+            record.stream_of(number)
+            for record in records
+            if record is not None
+            for number in range(len(record.partitions))
         )
 
     def _add_stream(

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from liftenvelope.errors import (
@@ -140,7 +141,7 @@ class Storage:
         answer = await self._js.api.request(f"STREAM.INFO.{stream}")
         return PartitionState.from_json(answer["state"])
 
-    async def states(self, streams: list[str]) -> dict[str, PartitionState]:
+    async def states(self, streams: Iterable[str]) -> dict[str, PartitionState]:
         """Return the states of partitions by the names of their JetStream streams; omit deleted ones.
 
         The result may hold further partitions and is shared: do not change it. For more than 64 partitions,
@@ -151,12 +152,13 @@ class Storage:
             LiftEnvelopeError: JetStream does not answer or fails. Raised for up to 64 partitions; for more,
                 not when JetStream does not answer.
         """
-        if len(streams) > _ONE_BY_ONE:
-            del streams  # a call that waits for the list keeps no names of its own
+        names = list(islice(streams, _ONE_BY_ONE + 1))
+        if len(names) > _ONE_BY_ONE:
+            del streams, names  # a call that waits for the list keeps no names of its own
             return await self._all_states()
-        found = await asyncio.gather(*(self.state(stream) for stream in streams), return_exceptions=True)
+        found = await asyncio.gather(*(self.state(stream) for stream in names), return_exceptions=True)
         states = {}
-        for stream, state in zip(streams, found, strict=True):
+        for stream, state in zip(names, found, strict=True):
             if isinstance(state, PartitionState):
                 states[stream] = state
             elif not isinstance(state, StreamNotFoundError):
