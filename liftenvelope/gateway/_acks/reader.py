@@ -49,7 +49,7 @@ from liftenvelope.gateway._acks.flow import ACKNOWLEDGE_EVERY, AckCommands, AckF
 from liftenvelope.gateway._acks.servers import ack_servers_of
 from liftenvelope.gateway._partitions.feed import ask_start
 from liftenvelope.gateway._partitions.inbound import last_received
-from liftenvelope.jetstream.api import DEFAULT_PREFIX, Api
+from liftenvelope.jetstream.api import DEFAULT_PREFIX, Api, parse_ns
 from liftenvelope.jetstream.counting import is_stored
 from liftenvelope.jetstream.watch import watch_of
 from liftenvelope.nats.link import Link
@@ -66,7 +66,7 @@ _NS: Final = 1_000_000_000
 _QUIET: Final = 10.0
 #: Timeout of a request to JetStream, in seconds. Short, because leaders may change and requests are retried.
 _ONE_REQUEST: Final = 2.0
-#: Seconds of messages to ack again if no ack floor is known.
+#: Seconds before the newest message: messages since then are acked again if no ack floor is known.
 _ACK_AGAIN: Final = 60
 #: Seconds between two checks whether all messages are acked.
 _LOOK: Final = 0.01
@@ -439,8 +439,9 @@ class PartitionAckReader:
         floors = [floor for other in others if (floor := self._floor_of(other)) is not None]
         if floors:
             return 1 + max(floors)
-        begin = time.time_ns() - _ACK_AGAIN * _NS
-        return await ask_start(self._api, self._jetstream_stream, begin)
+        # By JetStream's clock: with this machine's one ahead, no message would be of the last minute.
+        newest = await self._api.request_as(_newest_ns, f"STREAM.INFO.{self._jetstream_stream}")
+        return await ask_start(self._api, self._jetstream_stream, newest - _ACK_AGAIN * _NS)
 
     def _floor_of(self, other: AckConsumer) -> int | None:
         """Return a consumer's ack floor; None if its server is lost and its position is not certain."""
@@ -461,3 +462,7 @@ class PartitionAckReader:
         if self._quiet is not None:
             self._quiet.cancel()
             self._quiet = None
+
+
+def _newest_ns(info: dict[str, Any]) -> int:
+    return parse_ns(info["state"]["last_ts"])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from nats.aio.client import Client
 
 from liftenvelope.errors import CallTimeoutError, JetStreamError
@@ -192,7 +194,7 @@ async def test_server_that_holds_the_ack_consumer_is_lost(cluster: dict[str, Nat
 
 
 async def test_reader_and_the_server_of_its_consumer_are_lost_together(
-    cluster: dict[str, NatsServer], name: str
+    cluster: dict[str, NatsServer], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = await connect(cluster["n1"].url), await connect(cluster["n1"].url)
     for nc in (first, second):
@@ -208,6 +210,10 @@ async def test_reader_and_the_server_of_its_consumer_are_lost_together(
         while (await leader_of(partition)) == host:
             await asyncio.sleep(0.05)
     await partition.publish(*(f"b{number}" for number in range(50)))
+    ahead, now = 3_600 * 10**9, time.time_ns
+    monkeypatch.setattr(
+        time, "time_ns", lambda: now() + ahead
+    )  # the clock of the next gateway is not JetStream's
     # A gateway makes a new reader for each attempt to lead a partition.
     async with asyncio.timeout(120):
         while True:
@@ -218,6 +224,7 @@ async def test_reader_and_the_server_of_its_consumer_are_lost_together(
             except (JetStreamError, CallTimeoutError):
                 await asyncio.sleep(0.1)
     # The floor is lost: the messages of the last minute are acked, those that had their acks once more.
+    await until(lambda: {f"a{number}" for number in range(50)} <= set(partition.ids))
     await acked(partition, *(f"{letter}{number}" for letter in "ab" for number in range(50)))
     await reader.close()
     await first.close()
