@@ -22,6 +22,7 @@ from liftenvelope.errors import (
     jetstream_error,
 )
 from liftenvelope.jetstream.names import check_domain, check_prefix
+from liftenvelope.nats.expiry import wait_until
 from liftenvelope.nats.link import Link, max_payload_of
 from liftenvelope.nats.subjects import wire_subject
 
@@ -289,16 +290,19 @@ class Api:
         before: Exception | None,
     ) -> Msg | None:
         """Send a request once; return None if its connection was lost before an answer came."""
-        epoch, looks = self._link.epoch, 0
-        left = max(deadline - asyncio.get_running_loop().time(), 0.001)
-        call = asyncio.ensure_future(self.nc.request(subject, body, timeout=left, headers=headers))
+        loop, epoch, looks = asyncio.get_running_loop(), self._link.epoch, 0
+        # nats-py's own timeout comes before an answer that is in the socket after a blocked loop.
+        never: Any = None
+        call = asyncio.ensure_future(self.nc.request(subject, body, timeout=never, headers=headers))
         # Cancelled while it gets its answer, the call may still end with an error that nobody awaits.
         call.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             while not call.done():
-                await asyncio.wait({call}, timeout=_LOOK)
+                await wait_until(call, min(loop.time() + _LOOK, deadline))
                 if call.done():
                     break
+                if loop.time() >= deadline:
+                    raise nats.errors.TimeoutError
                 if self.nc.is_closed:
                     raise TransportError("the NATS connection was closed before an answer came", sent=True)
                 refusal = self._link.refusal(subject, since=before)

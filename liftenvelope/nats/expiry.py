@@ -1,4 +1,4 @@
-"""Timer for the deadlines of acks."""
+"""Deadlines of acks and answers, with time for data that arrived while the event loop was blocked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-__all__ = ["LATE", "TURNS", "ExpiryTimer"]
+__all__ = ["LATE", "TURNS", "ExpiryTimer", "wait_until"]
 
 #: Timer delay in seconds after which the event loop counts as blocked, and loop turns granted then to read
 #: data that arrived in the meantime.
@@ -21,6 +21,17 @@ _PAUSE: Final = 0.02
 #: Maximum number of turns while data arrives. One turn reads up to 256 KiB, so these are the acks of more
 #: messages than may be in flight, and a flood of other data delays no timeout for more than two seconds.
 _MOST_TURNS: Final = 100
+
+
+async def wait_until(answer: asyncio.Future[Any], due: float) -> None:
+    """Wait for an answer until ``due``, in event loop time, or a moment longer if the loop was blocked.
+
+    The answer may be in the socket by then, or its request may not even be sent.
+    """
+    loop = asyncio.get_running_loop()
+    await asyncio.wait({answer}, timeout=max(due - loop.time(), 0.0))
+    if loop.time() - due > LATE:
+        await asyncio.wait({answer}, timeout=TURNS * _PAUSE)
 
 
 class ExpiryTimer:

@@ -13,8 +13,8 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope.envelope import Ack, marshal_ack
-from liftenvelope.errors import AckTimeoutError
-from liftenvelope.jetstream import JetStream, StreamConfig
+from liftenvelope.errors import AckTimeoutError, CallTimeoutError
+from liftenvelope.jetstream import ConsumerConfig, JetStream, StreamConfig
 from liftenvelope.nats import AckInbox, accelerate, expiry
 from liftenvelope.nats.link import Link
 from liftenvelope.testing import NatsServer
@@ -75,6 +75,36 @@ async def test_envelope_whose_ack_waits_in_the_socket_does_not_time_out(nc: Clie
         await nc.publish(inbox.subject, ack)
         block_beyond_the_timeout(nc, ack)
         assert (await future).offset == 7
+
+
+@pytest.mark.parametrize("request_was_sent", [True, False], ids=["sent", "not sent"])
+async def test_ack_sync_that_is_answered_while_the_loop_is_blocked_does_not_time_out(
+    nc: Client, name: str, request_was_sent: bool
+) -> None:
+    async with JetStream(nc, timeout=60) as js:
+        stream = await js.create_stream(StreamConfig(name=name, subjects=(name,)))
+        await js.publish(name)
+        consumer = await stream.create_consumer(ConsumerConfig(durable_name="worker"))
+        message = await consumer.next(timeout=60)
+        acking = asyncio.ensure_future(message.ack_sync(timeout=_TIMEOUT))
+        while not nc._pending:
+            await asyncio.sleep(0)
+        if request_was_sent:
+            block_beyond_the_timeout(nc, b"MSG _INBOX")
+        else:
+            time.sleep(_TIMEOUT + 0.5)
+        await acking
+        await js.delete_stream(name)
+
+
+async def test_request_without_an_answer_times_out_after_a_blocked_loop(nc: Client) -> None:
+    await nc.subscribe("$JS.silent.API.INFO")
+    async with JetStream(nc, domain="silent", timeout=_TIMEOUT) as js:
+        asking = asyncio.ensure_future(js.account_info())
+        await asyncio.sleep(0)
+        time.sleep(_TIMEOUT + 0.5)
+        with pytest.raises(CallTimeoutError, match="within 1 s"):
+            await asking
 
 
 async def test_publish_without_an_ack_times_out_after_a_blocked_loop(nc: Client) -> None:
