@@ -46,6 +46,7 @@ class ClientConnection(Connection):
     """
 
     _ends_with_data = True
+    _larger_messages = ": raise max_message_bytes"
 
     def __init__(
         self,

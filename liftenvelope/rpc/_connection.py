@@ -89,6 +89,8 @@ class Connection:
 
     #: True if the last DATA frame carries END_STREAM. If not, :meth:`_finish` ends the stream.
     _ends_with_data: bool
+    #: Says how to receive larger messages, in the error for one that is too large.
+    _larger_messages = ""
 
     def __init__(
         self,
@@ -318,8 +320,9 @@ class Connection:
             self._credit.delivered(call, len(messages))
         else:
             self._credit.in_part(call_id, call)
-        if call.cutter is not None and (error := message_error(call.cutter, self._max_message)) is not None:
-            events += self._refuse(call_id, error)
+        if call.cutter is not None:
+            error = message_error(call.cutter, self._max_message, self._larger_messages)
+            events += [] if error is None else self._refuse(call_id, error)
         return events
 
     def _refuse(self, call_id: int, error: RpcError) -> list[Event]:

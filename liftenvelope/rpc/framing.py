@@ -29,12 +29,18 @@ class PayloadSink(Protocol):
         ...
 
 
-def message_error(cutter: frames.MessageCutter, max_message: int) -> RpcError | None:
-    """Return the error for the cutter's fault, None if it has none."""
+def message_error(cutter: frames.MessageCutter, max_message: int, remedy: str) -> RpcError | None:
+    """Return the error for the cutter's fault, None if it has none.
+
+    Args:
+        cutter: Cutter of the call's messages.
+        max_message: Largest message to receive, in bytes.
+        remedy: Ends the text about a larger message.
+    """
     if cutter.fault == frames.COMPRESSED:
         text = f"a message came compressed (flag {cutter.fault_value}), which was not offered"
         return RpcError(StatusCode.INTERNAL, text)
     if cutter.fault == frames.TOO_LONG:
-        text = f"a message of {cutter.fault_value} bytes came, the limit is {max_message}"
+        text = f"a message of {cutter.fault_value} bytes came, the limit is {max_message}{remedy}"
         return RpcError(StatusCode.RESOURCE_EXHAUSTED, text)
     return None

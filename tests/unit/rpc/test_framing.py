@@ -13,7 +13,7 @@ from tests.hostile.frames import message as frame_message
 def refusal(data: bytes, max_message: int = 4) -> RpcError | None:
     cutter = frames.MessageCutter(max_message)
     assert cutter.feed(data) == []
-    return message_error(cutter, max_message)
+    return message_error(cutter, max_message, ": raise it")
 
 
 def test_prefix_is_that_of_grpc() -> None:
@@ -36,4 +36,4 @@ def test_long_message_is_refused_before_it_comes() -> None:
     error = refusal(frame_message(b"12345")[:5])
     assert error is not None
     assert error.code == StatusCode.RESOURCE_EXHAUSTED
-    assert "5 bytes" in error.description
+    assert error.description == "a message of 5 bytes came, the limit is 4: raise it"

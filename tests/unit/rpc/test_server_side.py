@@ -131,6 +131,7 @@ def test_refused_message(ended: bool) -> None:
     assert isinstance(end, CallEnded)
     assert isinstance(end.error, RpcError)
     assert end.error.code == StatusCode.RESOURCE_EXHAUSTED
+    assert end.error.description == "a message of 5 bytes came, the limit is 4"
     assert rest == []
     (head,) = pair.seen(h2_events.ResponseReceived)
     assert dict(head.headers)["grpc-status"] == "8"
