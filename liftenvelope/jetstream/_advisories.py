@@ -328,14 +328,17 @@ class Advisories:
         self._arrived = asyncio.Event()
         self._ended = False
         self._error: ConnectionClosedError | None = None
-        # Runs from the return of the connection until the gap is told.
-        self._gap: asyncio.Task[None] | None = None
+        # Runs after a return of the connection until the server has the subscription again.
+        self._returning: asyncio.Task[None] | None = None
+        # Epoch of the last connection whose gap was told. It has none if the connection is up on entering.
+        self._epoch = 0
         self.dropped = 0
 
     async def __aenter__(self) -> Self:
         if self._subscription is not None or self._ended:
             raise UsageError("Advisories can be entered once, and was entered before: make a new one")
         self._link.check_open()
+        self._epoch = self._link.epoch - (not self._link.is_connected)
         self._subscription = await self._link.subscribe(self._subject, self._take)
         try:
             self._watch.add(self)
@@ -359,14 +362,12 @@ class Advisories:
             raise PermissionDeniedError(0, f"can't subscribe to {self._subject}{refusal}")
 
     async def _take(self, msg: Msg) -> None:
+        self._tell_gap()  # the server has the subscription
         advisory = read_advisory(msg.data)
         if self._stream is not None and advisory.stream != self._stream:
             return
         if self._consumer is not None and advisory.consumer != self._consumer:
             return
-        if self._gap is not None:  # it shows that the server has the subscription
-            self._gap.cancel()
-            self._tell_gap()
         self._add(advisory)
 
     def _add(self, advisory: Advisory) -> None:
@@ -385,21 +386,24 @@ class Advisories:
 
         What servers tell until then is lost as well.
         """
-        if self._gap is not None:
-            self._gap.cancel()
-        self._gap = asyncio.create_task(self._await_subscription(), name="subscription of advisories")
+        if self._returning is not None:
+            self._returning.cancel()
+        self._returning = asyncio.create_task(self._await_subscription(), name="subscription of advisories")
 
     async def _await_subscription(self) -> None:
+        epoch = self._link.epoch
         try:
             await self._link.barrier(_BARRIER)
         except TransportError:
-            if not self._link.is_connected:
+            if self._link.epoch > epoch:
                 return  # lost again: the gap is told once the connection is back
         self._tell_gap()
 
     def _tell_gap(self) -> None:
-        self._gap = None
-        self._add(LostAdvisories())
+        """Report the gap that a lost connection left, unless it was told. Only while the connection is up."""
+        if (epoch := self._link.epoch) > self._epoch and self._link.is_connected:
+            self._epoch = epoch
+            self._add(LostAdvisories())
 
     def gone(self, reason: str) -> None:
         """End the iteration with an error: the connection is closed or draining."""
@@ -409,8 +413,8 @@ class Advisories:
         if not self._ended:
             self._ended, self._error = True, error
             self._watch.remove(self)
-            if self._gap is not None:
-                self._gap.cancel()
+            if self._returning is not None:
+                self._returning.cancel()
             self._arrived.set()
 
     def __aiter__(self) -> Self:

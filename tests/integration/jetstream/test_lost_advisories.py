@@ -78,6 +78,28 @@ async def test_while_the_connection_was_down(jetstream_server: NatsServer, js_nc
         await nc.close()
 
 
+async def test_gap_is_told_once_and_before_an_advisory_that_is_received_before_the_loss_is_noticed(
+    jetstream_server: NatsServer, js_nc: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultProxy(jetstream_server.address) as proxy:
+        nc = await connect(f"nats://{proxy.address}")
+        async with JetStream(nc).advisories(name) as advisories:
+            with monkeypatch.context() as patch:
+                patch.setattr(advisories, "restored", lambda: None)
+                proxy.cut()
+                await until(lambda: nc.stats["reconnects"] == 1 and nc.is_connected)
+                await handled(nc)
+                await tell(js_nc, name, range(1, 2))
+                gap, *rest = await take(advisories, 2)
+            assert gap == LostAdvisories()
+            assert sequences(rest) == [1]
+            advisories.restored()
+            assert advisories._returning is not None
+            await advisories._returning
+            assert not advisories._waiting
+        await nc.close()
+
+
 @pytest.mark.parametrize("advisory_first", [False, True], ids=["barrier", "advisory"])
 async def test_gap_is_told_once_the_server_has_the_subscription_again(
     jetstream_server: NatsServer,
