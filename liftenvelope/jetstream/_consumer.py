@@ -12,8 +12,9 @@ from liftenvelope.jetstream._consumer_config import AckPolicy, ConsumerConfig, P
 from liftenvelope.jetstream._events import PullEvent
 from liftenvelope.jetstream._leaders import step_down
 from liftenvelope.jetstream._prefetching import Prefetchers
-from liftenvelope.jetstream._pulling.feed import Hooks, PullFeed
+from liftenvelope.jetstream._pulling.feed import PullFeed
 from liftenvelope.jetstream._pulling.fetching import Batch, FetchInboxes, first_of
+from liftenvelope.jetstream._pulling.hooks import Hooks
 from liftenvelope.jetstream._pulling.options import (
     ConsumeOptions,
     GroupOptions,
@@ -261,6 +262,7 @@ class Consumer:
             CallTimeoutError: The server missed two heartbeats, or did not report the end of the pull.
         """
         as_count("max_messages", max_messages, 1)
+        as_seconds("expires", expires)
         plan = fetch_plan(
             self._info.config,
             max_messages=max_messages,
@@ -290,6 +292,7 @@ class Consumer:
         Returns, Raises: As for :meth:`fetch`.
         """
         as_count("max_bytes", max_bytes, 1)
+        as_seconds("expires", expires)
         plan = fetch_plan(
             self._info.config,
             max_messages=None,

@@ -392,6 +392,8 @@ class Stream:
         opt_start_time: datetime | None = None,
         headers_only: bool = False,
         replay_policy: ReplayPolicy = ReplayPolicy.INSTANT,
+        inactive_threshold: float = 300.0,
+        max_reset_attempts: int | None = None,
     ) -> OrderedConsumer:
         """Return a consumer that reads in order, without acks, and is recreated when it is lost.
 
@@ -402,6 +404,10 @@ class Stream:
             opt_start_time: Start time, for BY_START_TIME, with a time zone.
             headers_only: Omit the payloads. Default false.
             replay_policy: Delivery rate. Default INSTANT.
+            inactive_threshold: Seconds after which the server removes the consumer of a dead reader. Default
+                300.
+            max_reset_attempts: Failed attempts in a row to create the consumer again, after which
+                ``messages`` and ``consume`` end with the error of the last one. Default: no limit.
 
         Raises:
             UsageError: An option is invalid.
@@ -415,6 +421,8 @@ class Stream:
             opt_start_time=opt_start_time,
             headers_only=headers_only,
             replay_policy=replay_policy,
+            inactive_threshold=inactive_threshold,
+            max_reset_attempts=max_reset_attempts,
         )
 
     def __repr__(self) -> str:

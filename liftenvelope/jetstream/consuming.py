@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol, Self
 
 from liftenvelope._checks import as_seconds
-from liftenvelope.errors import TransportError, UsageError
+from liftenvelope.errors import UsageError
 from liftenvelope.jetstream._pulling.endings import DRAIN
-from liftenvelope.jetstream.message import Message
+from liftenvelope.jetstream.message import Message, give_back
 
 __all__ = ["Consumption", "Handler", "MessageFeed", "Messages", "stop_feed"]
 
@@ -288,8 +288,4 @@ def stop_feed(feed: MessageFeed, *, nak: bool, unpin: bool) -> None:
     feed.unpin = feed.unpin and unpin
     held = feed.unacked() if nak else []
     feed.stop()  # first: the server would redeliver the messages to this feed's own pulls
-    for message in held:
-        try:
-            message.nak()
-        except TransportError:
-            return  # connection lost: the server redelivers after ack_wait
+    give_back(held)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -29,6 +29,7 @@ __all__ = [
     "MessageMetadata",
     "Recorder",
     "deliveries_of",
+    "give_back",
     "sequences_of",
     "stored_at",
     "stored_times",
@@ -439,6 +440,15 @@ class Message(frames.Delivered):
 
     def __repr__(self) -> str:
         return f"Message(subject={self.subject!r}, data={self.data[:32]!r}, reply={self.reply!r})"
+
+
+def give_back(messages: Iterable[Message]) -> None:
+    """Nak messages that nobody gets, so that they are redelivered now instead of after ``ack_wait``."""
+    for message in messages:
+        try:
+            message.nak()
+        except TransportError:
+            return  # connection lost: the server redelivers after ack_wait
 
 
 def counted_size(message: Message) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["OrderedConsumer"]
 
-#: Seconds after which the server removes an unused consumer.
-_INACTIVE: Final = 300.0
 #: Seconds that a pull waits at the server.
 _EXPIRES: Final = 30.0
 
@@ -51,6 +48,10 @@ class OrderedConsumer:
         opt_start_time: Start time, for BY_START_TIME, with a time zone.
         headers_only: Omit the payloads. Default false.
         replay_policy: Delivery rate. Default INSTANT.
+        inactive_threshold: Seconds after which the server removes the consumer of a dead reader. Default 300.
+        max_reset_attempts: Failed attempts in a row to create the consumer again, after which
+            :meth:`messages` and :meth:`consume` end with the error of the last one. Attempts while the
+            connection is down do not count. Default: no limit.
 
     Raises:
         UsageError: An option is invalid.
@@ -73,8 +74,13 @@ class OrderedConsumer:
         opt_start_time: datetime | None = None,
         headers_only: bool = False,
         replay_policy: ReplayPolicy = ReplayPolicy.INSTANT,
+        inactive_threshold: float = 300.0,
+        max_reset_attempts: int | None = None,
     ) -> None:
         self._api = api
+        if max_reset_attempts is not None:
+            as_count("max_reset_attempts", max_reset_attempts, 1)
+        self._max_reset_attempts = max_reset_attempts
         self.stream_name = check_stream_name(stream)
         if isinstance(filter_subjects, str):
             raise UsageTypeError(f"filter_subjects must be a sequence of str, got {filter_subjects!r}")
@@ -98,7 +104,7 @@ class OrderedConsumer:
             max_deliver=1,
             mem_storage=True,
             num_replicas=1,
-            inactive_threshold=_INACTIVE,
+            inactive_threshold=as_seconds("inactive_threshold", inactive_threshold),
             filter_subjects=tuple(filter_subjects),
             deliver_policy=deliver_policy,
             opt_start_seq=opt_start_seq,
@@ -121,6 +127,8 @@ class OrderedConsumer:
         expires: float | None = None,
         idle_heartbeat: float | None = None,
         on_event: Callable[[PullEvent], None] | None = None,
+        buffer_bytes: int | None = None,
+        stop_after: int | None = None,
     ) -> Messages:
         """Iterate over the messages as they arrive.
 
@@ -131,12 +139,14 @@ class OrderedConsumer:
             idle_heartbeat: Seconds between heartbeats of a waiting pull. Default: half of ``expires``.
             on_event: Called with each event that does not end the iteration, among them
                 :class:`~liftenvelope.jetstream.OrderedReset` whenever the consumer was recreated.
+            buffer_bytes: As in :class:`~liftenvelope.jetstream.ConsumeOptions`.
+            stop_after: As in :class:`~liftenvelope.jetstream.ConsumeOptions`.
 
         Raises:
             UsageError: An option is invalid.
         """
-        plan = self._plan(max_messages, max_bytes, expires, idle_heartbeat)
-        return Messages(OrderedFeed(self._api, self.stream_name, self._config, plan, on_event))
+        plan = self._plan(max_messages, max_bytes, expires, idle_heartbeat, buffer_bytes, stop_after)
+        return Messages(self._feed(plan, on_event))
 
     def feed(
         self,
@@ -161,11 +171,20 @@ class OrderedConsumer:
         Raises:
             UsageError: An option is invalid.
         """
-        plan = self._plan(max_messages, None, None, None)
         if max_bytes is not None:
-            limits = replace(plan.limits, max_bytes=as_count("max_bytes", max_bytes, 1))
-            plan = replace(plan, limits=limits)
-        return OrderedFeed(self._api, self.stream_name, self._config, plan, on_event, created)
+            as_count("max_bytes", max_bytes, 1)
+        plan = self._plan(max_messages, None, None, None, max_bytes, None)
+        return self._feed(plan, on_event, created)
+
+    def _feed(
+        self,
+        plan: PullPlan,
+        on_event: Callable[[PullEvent], None] | None,
+        created: datetime | None = None,
+    ) -> OrderedFeed:
+        return OrderedFeed(
+            self._api, self.stream_name, self._config, plan, on_event, created, self._max_reset_attempts
+        )
 
     async def consume(
         self,
@@ -176,6 +195,8 @@ class OrderedConsumer:
         expires: float | None = None,
         idle_heartbeat: float | None = None,
         on_event: Callable[[PullEvent], None] | None = None,
+        buffer_bytes: int | None = None,
+        stop_after: int | None = None,
     ) -> Consumption:
         """Call a handler with each message, one at a time.
 
@@ -186,6 +207,8 @@ class OrderedConsumer:
             expires: As for :meth:`messages`.
             idle_heartbeat: As for :meth:`messages`.
             on_event: As for :meth:`messages`.
+            buffer_bytes: As for :meth:`messages`.
+            stop_after: As for :meth:`messages`.
 
         Raises:
             UsageError: An option is invalid.
@@ -194,8 +217,8 @@ class OrderedConsumer:
         """
         if not callable(handler):
             raise UsageTypeError(f"handler must be a function, got {type(handler).__name__}")
-        plan = self._plan(max_messages, max_bytes, expires, idle_heartbeat)
-        feed = OrderedFeed(self._api, self.stream_name, self._config, plan, on_event)
+        plan = self._plan(max_messages, max_bytes, expires, idle_heartbeat, buffer_bytes, stop_after)
+        feed = self._feed(plan, on_event)
         try:
             await feed.start()
         except BaseException:
@@ -229,6 +252,7 @@ class OrderedConsumer:
                 print(batch[0].metadata.stream_sequence)
         """
         as_count("max_messages", max_messages, 1)
+        as_seconds("expires", expires)
         return await self._fetches.fetch(Amount(max_messages, None, expires, idle_heartbeat))
 
     async def fetch_bytes(
@@ -244,6 +268,7 @@ class OrderedConsumer:
         Raises: As for :meth:`fetch`.
         """
         as_count("max_bytes", max_bytes, 1)
+        as_seconds("expires", expires)
         return await self._fetches.fetch(Amount(None, max_bytes, expires, idle_heartbeat))
 
     async def fetch_no_wait(self, max_messages: int) -> Batch:
@@ -288,6 +313,8 @@ class OrderedConsumer:
         max_bytes: int | None,
         expires: float | None,
         idle_heartbeat: float | None,
+        buffer_bytes: int | None,
+        stop_after: int | None,
     ) -> PullPlan:
         return consume_plan(
             self._config,
@@ -295,4 +322,6 @@ class OrderedConsumer:
             max_bytes=max_bytes,
             expires=_EXPIRES if expires is None else expires,
             idle_heartbeat=idle_heartbeat,
+            buffer_bytes=buffer_bytes,
+            stop_after=stop_after,
         )

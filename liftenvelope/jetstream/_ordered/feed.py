@@ -40,7 +40,8 @@ from liftenvelope.jetstream._events import (
     Reconnected,
 )
 from liftenvelope.jetstream._ordered.places import OrderedPlaces
-from liftenvelope.jetstream._pulling.feed import Hooks, PullFeed
+from liftenvelope.jetstream._pulling.feed import PullFeed
+from liftenvelope.jetstream._pulling.hooks import Hooks
 from liftenvelope.jetstream._pulling.options import PullPlan
 from liftenvelope.jetstream.message import Message, sequences_of
 
@@ -70,8 +71,10 @@ class OrderedFeed:
         plan: PullPlan,
         on_event: Callable[[PullEvent], None] | None,
         created: datetime | None = None,
+        max_reset_attempts: int | None = None,
     ) -> None:
         self._nc: Any = api.nc
+        self._max_reset_attempts = max_reset_attempts
         self._places = OrderedPlaces(api, stream, config, created)
         self._plan = plan
         self._user_hooks = Hooks(on_event, consumer=f"{stream}/ordered")
@@ -81,6 +84,8 @@ class OrderedFeed:
         self._feed: PullFeed | None = None
         self._consumer: Consumer | None = None
         self._generation = 0
+        #: Messages of earlier consumers that were handed out.
+        self._handed_out = 0
         #: Number of consecutive consumers that delivered nothing; sequence after which the last one began.
         self._fruitless = 0
         self._began = 0
@@ -258,7 +263,11 @@ class OrderedFeed:
         return message, ""
 
     async def _make_anew(self, reason: str) -> None:
+        self._close_feed()
         self._forget()
+        if 0 < self._plan.limits.stop_after <= self._handed_out:
+            self._end(None)
+            return
         if self.buffer.sequence > self._began:
             self._fruitless = 0
         try:
@@ -272,7 +281,7 @@ class OrderedFeed:
             self._user_hooks.tell(OrderedReset(self.buffer.sequence + 1, reason))
 
     async def _begin_patiently(self) -> None:
-        backoff = Backoff(first=0.1, longest=5.0)
+        backoff, failed = Backoff(first=0.1, longest=5.0), 0
         while not self._stopped:
             if self._nc.is_closed or self._nc.is_draining:
                 raise ConnectionClosedError("the NATS connection is closed or being drained")
@@ -282,7 +291,8 @@ class OrderedFeed:
                     await self._begin()
                     return
             except _PASSING as exc:
-                if isinstance(exc, ConnectionClosedError):
+                failed += self._nc.is_connected  # nats-py has its own limit of attempts to connect
+                if isinstance(exc, ConnectionClosedError) or failed == self._max_reset_attempts:
                     raise
             if not self._nc.is_connected:
                 self._tell_connection(lost=True)
@@ -306,7 +316,7 @@ class OrderedFeed:
         consumer = self._consumer = await self._places.make(self._began)
         self._generation += 1
         hooks = Hooks(partial(self._on_event, self._generation))
-        feed = PullFeed(consumer, self._plan, hooks)
+        feed = PullFeed(consumer, self._plan_of_rest(), hooks)
         self._feed = feed
         try:
             await feed.start()
@@ -318,6 +328,14 @@ class OrderedFeed:
             self._forget()
         elif self._feed is feed:
             self.buffer.switch(feed.buffer)
+
+    def _plan_of_rest(self) -> PullPlan:
+        """Return the plan for the messages that are still to be handed out."""
+        limits = self._plan.limits
+        if not limits.stop_after:
+            return self._plan
+        rest = replace(limits, stop_after=limits.stop_after - self._handed_out)
+        return replace(self._plan, limits=rest)
 
     def _on_event(self, generation: int, event: PullEvent) -> None:
         if isinstance(event, Disconnected | Reconnected):
@@ -340,6 +358,7 @@ class OrderedFeed:
     def _close_feed(self) -> None:
         """Stop the current feed, which wakes a task waiting for its next message."""
         feed, self._feed = self._feed, None
+        self._handed_out += self.buffer.expected - 1
         self.buffer.switch(None)
         if feed is not None:
             feed.stop()

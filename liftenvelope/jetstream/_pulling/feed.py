@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from liftenvelope._native import frames
 from liftenvelope.errors import (
@@ -24,12 +24,12 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
-from liftenvelope.jetstream._event_log import log_pull_event
-from liftenvelope.jetstream._events import Pinned, PinNotReleased, PullEvent, Unpinned
+from liftenvelope.jetstream._events import PinNotReleased, Unpinned
 from liftenvelope.jetstream._pulling.endings import DRAIN, holds_pin, until_nothing_is_owed
+from liftenvelope.jetstream._pulling.hooks import Hooks
 from liftenvelope.jetstream._pulling.options import PullPlan
 from liftenvelope.jetstream._pulling.pull import End, PullCore, PullNow, Tell
-from liftenvelope.jetstream.message import PIN_HEADER, AckSender, Message, counted_size
+from liftenvelope.jetstream.message import PIN_HEADER, AckSender, Message, counted_size, give_back
 from liftenvelope.jetstream.statuses import Status, StatusKind
 from liftenvelope.jetstream.watch import watch_of
 from liftenvelope.nats.expiry import LATE, TURNS
@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from liftenvelope.jetstream.api import Api
     from liftenvelope.jetstream.infos import ConsumerInfo
 
-__all__ = ["Hooks", "PullFeed", "PullSource", "error_of"]
+__all__ = ["PullFeed", "PullSource", "error_of"]
 
+_Take: TypeAlias = Callable[[list[Any]], None]
 #: Failed lookups after which a consumer counts as present, and seconds between two lookups.
 _LOOK_UPS: Final = 5
 _LOOK_UP_PAUSE: Final = 0.25
@@ -76,46 +77,6 @@ class PullSource(Protocol):
         """Remove the pin of a group, whichever client holds it."""
 
 
-class Hooks:
-    """Holds the user's callbacks; each one is optional.
-
-    Args:
-        on_event: Called with every event.
-        on_pinned: Called with the pin id when this consumption is pinned.
-        on_unpinned: Called with the pin id when this consumption loses the pin.
-        consumer: Name of the consumer with its stream, for the log. Default: events are not logged.
-
-    Raises:
-        UsageError: A callback is not callable, or is a coroutine function.
-    """
-
-    def __init__(
-        self,
-        on_event: Callable[[PullEvent], None] | None = None,
-        on_pinned: Callable[[str], None] | None = None,
-        on_unpinned: Callable[[str], None] | None = None,
-        *,
-        consumer: str = "",
-    ) -> None:
-        for name, hook in (("on_event", on_event), ("on_pinned", on_pinned), ("on_unpinned", on_unpinned)):
-            if hook is not None and (inspect.iscoroutinefunction(hook) or not callable(hook)):
-                raise UsageError(f"{name} must be a plain function, because nothing awaits it, got {hook!r}")
-        self._on_event, self._on_pinned, self._on_unpinned = on_event, on_pinned, on_unpinned
-        self._consumer = consumer
-
-    def tell(self, event: PullEvent) -> None:
-        """Log an event, and schedule the callbacks. Their exceptions go to the loop's exception handler."""
-        if self._consumer:
-            log_pull_event(event, self._consumer)
-        loop = asyncio.get_running_loop()
-        if self._on_event is not None:
-            loop.call_soon(self._on_event, event)
-        if isinstance(event, Pinned) and self._on_pinned is not None:
-            loop.call_soon(self._on_pinned, event.pin_id)
-        if isinstance(event, Unpinned) and self._on_unpinned is not None:
-            loop.call_soon(self._on_unpinned, event.pin_id)
-
-
 def error_of(status: Status) -> JetStreamError:
     """Return the exception for a status that ends the consumption."""
     kinds: dict[StatusKind, type[JetStreamError]] = {
@@ -149,7 +110,13 @@ class PullFeed:
         limits = plan.limits
         self._machine = PullCore(limits)
         self.buffer = frames.MessageQueue(limits.threshold, limits.in_bytes, self._refill, self.next)
-        take = self._take_pinned if limits.pinned else self._take_sized if limits.max_bytes else self._take
+        take = self._take_sized if limits.max_bytes else self._take
+        if limits.pinned:
+            take = partial(self._take_pinned, take)
+        if limits.stop_after:
+            take = partial(self._take_to_the_last, take)
+        #: With ``stop_after``: messages still to come.
+        self._left = limits.stop_after
         #: With ``max_bytes`` besides messages: bytes that have arrived when the open pull is full.
         self._full_at = 0
         sized = limits.in_bytes or limits.max_bytes > 0
@@ -223,14 +190,26 @@ class PullFeed:
         if self._waiter is not None:
             self._wake()
 
-    def _take_pinned(self, messages: list[Any]) -> None:
+    def _take_pinned(self, take: _Take, messages: list[Any]) -> None:
         """Buffer messages whose headers may carry a pin id."""
         for message in messages:
             if (pin_id := message.headers.get(PIN_HEADER)) is not None:
                 message._size = counted_size(message)
                 self._core.pinned(pin_id)
         self._act()
-        self._take(messages)
+        take(messages)
+
+    def _take_to_the_last(self, take: _Take, messages: list[Any]) -> None:
+        """Buffer messages up to the last one that is wanted, and end with it.
+
+        More may come: those of a pull that counted as lost.
+        """
+        wanted, extra = messages[: self._left], messages[self._left :]
+        self._left -= len(wanted)
+        take(wanted)
+        if not self._left:
+            self._end(None)
+        give_back(extra)
 
     def _take_sized(self, messages: list[Any]) -> None:
         """Buffer messages of a pull that is limited in messages and in bytes."""

@@ -17,7 +17,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream._pulling.feed import PullSource, error_of
 from liftenvelope.jetstream._pulling.options import PullPlan
-from liftenvelope.jetstream.message import PIN_HEADER, Message, counted_size
+from liftenvelope.jetstream.message import PIN_HEADER, Message, counted_size, give_back
 from liftenvelope.jetstream.statuses import Status, StatusKind
 from liftenvelope.jetstream.watch import reason_of, watch_of
 from liftenvelope.nats.expiry import LATE, TURNS
@@ -73,7 +73,7 @@ class _FetchInbox:
         if self.current is not None:
             self.current.take(messages)
         else:
-            _give_back(messages)
+            give_back(messages)
 
     def _take_status(self, number: int, headers: Mapping[str, str]) -> None:
         if self.current is not None:
@@ -205,7 +205,7 @@ class _Fetch:
             await self._wait()
         except BaseException:
             self._inbox.inbox.close()  # first: the server would redeliver the messages to this pull
-            _give_back(self.batch)
+            give_back(self.batch)
             raise
         finally:
             watch.remove(self)
@@ -314,7 +314,7 @@ class _Fetch:
         limits = self._plan.limits
         for message in messages:
             if self._done.done():
-                _give_back([message])
+                give_back([message])
                 continue
             if limits.pinned and (pin_id := message.headers.get(PIN_HEADER)) is not None:
                 self._pins[self._group] = pin_id
@@ -414,15 +414,6 @@ class _Fetch:
     def gone(self, reason: str) -> None:
         """Handle a connection that was closed or is draining: end the fetch with an error."""
         self._finish(ConnectionClosedError(reason))
-
-
-def _give_back(messages: list[Message]) -> None:
-    """Nak undelivered messages so they are redelivered now instead of after ``ack_wait``."""
-    for message in messages:
-        try:
-            message.nak()
-        except TransportError:
-            return  # connection lost: the server redelivers after ack_wait
 
 
 def first_of(batch: Batch, wait: float) -> Message:

@@ -63,6 +63,10 @@ class ConsumeOptions(GroupOptions, total=False):
         threshold_bytes: Threshold in bytes, for ``max_bytes``. Default: half of ``max_bytes``.
         on_reconnect: ``"pull"``, the default, pulls again, as the newest revision of ADR-37 requires.
             ``"check"`` looks up the consumer and ends if the consumer is gone, as the first revision did.
+        buffer_bytes: Maximum number of bytes requested and buffered, besides ``max_messages``. A larger
+            message comes alone. Default: no such limit.
+        stop_after: End after this many messages, and request no more than these. Not with ``max_bytes``.
+            Default: no end.
     """
 
     expires: float | None
@@ -70,6 +74,8 @@ class ConsumeOptions(GroupOptions, total=False):
     threshold_messages: int | None
     threshold_bytes: int | None
     on_reconnect: OnReconnect
+    buffer_bytes: int | None
+    stop_after: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +143,8 @@ def consume_plan(
     threshold_messages: int | None = None,
     threshold_bytes: int | None = None,
     on_reconnect: OnReconnect = "pull",
+    buffer_bytes: int | None = None,
+    stop_after: int | None = None,
     group: str | None = None,
     min_pending: int | None = None,
     min_ack_pending: int | None = None,
@@ -153,6 +161,12 @@ def consume_plan(
         raise UsageError(f"on_reconnect must be 'pull' or 'check', got {on_reconnect!r}")
     limit, in_bytes = _limit_of(config, max_messages, max_bytes)
     threshold = _threshold_of(limit, in_bytes, threshold_messages, threshold_bytes)
+    if buffer_bytes is not None:
+        buffer_bytes = _within(
+            "buffer_bytes", _of_messages("buffer_bytes", buffer_bytes, in_bytes), config.max_bytes
+        )
+    if stop_after is not None:
+        stop_after = _of_messages("stop_after", stop_after, in_bytes)
     keep_pin = _keep_pin(config)
     seconds = _expires_of(config, expires, keep_pin)
     beat = _beat_of(idle_heartbeat, seconds)
@@ -166,6 +180,8 @@ def consume_plan(
         pinned=bool(keep_pin),
         keep_pin=keep_pin,
         check=on_reconnect == "check",
+        max_bytes=buffer_bytes or 0,
+        stop_after=stop_after or 0,
     )
     return PullPlan(limits, min(BYTES_BATCH, config.max_batch or BYTES_BATCH), fields)
 
@@ -222,10 +238,10 @@ def group_fields(
     policy = config.priority_policy
     given = {
         "group": group,
-        "min_pending": None if min_pending is None else as_count("min_pending", min_pending, 1),
+        "min_pending": None if min_pending is None else as_count("min_pending", min_pending, 1, MAX_INT64),
         "min_ack_pending": None
         if min_ack_pending is None
-        else as_count("min_ack_pending", min_ack_pending, 1),
+        else as_count("min_ack_pending", min_ack_pending, 1, MAX_INT64),
         "priority": None if priority is None else as_count("priority", priority, 0, 9),
     }
     fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -254,12 +270,22 @@ def group_fields(
 
 def _limit_of(config: ConsumerConfig, max_messages: int | None, max_bytes: int | None) -> tuple[int, bool]:
     if max_messages is not None and max_bytes is not None:
-        raise UsageError("max_messages and max_bytes exclude each other; leave one of them out")
+        raise UsageError(
+            "max_messages and max_bytes exclude each other; leave one of them out, or use buffer_bytes"
+        )
     if max_bytes is not None:
-        return _within("max_bytes", as_count("max_bytes", max_bytes, 1), config.max_bytes), True
+        return _within("max_bytes", as_count("max_bytes", max_bytes, 1, MAX_INT64), config.max_bytes), True
     if max_messages is None:
         return min(_DEFAULT_MESSAGES, config.max_batch or _DEFAULT_MESSAGES), False
-    return _within("max_messages", as_count("max_messages", max_messages, 1), config.max_batch), False
+    count = as_count("max_messages", max_messages, 1, MAX_INT64)
+    return _within("max_messages", count, config.max_batch), False
+
+
+def _of_messages(name: str, value: int, in_bytes: bool) -> int:
+    """Return a limit that needs pulls of messages."""
+    if in_bytes:
+        raise UsageError(f"{name} must be None with max_bytes, got {value!r}: use max_messages")
+    return as_count(name, value, 1, MAX_INT64)
 
 
 def _within(name: str, value: int, most: int | None) -> int:

@@ -66,6 +66,7 @@ class PullLimits:
         check: True to look the consumer up after a reconnect before pulling again.
         max_bytes: Maximum bytes requested and buffered, besides ``limit`` in messages; 0 for no such limit.
             Then one pull is open at a time, and a message that does not fit comes alone.
+        stop_after: Maximum messages requested in all; 0 for no limit. Only if the unit is messages.
     """
 
     limit: int
@@ -77,6 +78,7 @@ class PullLimits:
     keep_pin: float = 0.0
     check: bool = False
     max_bytes: int = 0
+    stop_after: int = 0
 
 
 class PullNow(NamedTuple):
@@ -139,6 +141,8 @@ class PullCore:
         self.held_bytes = 0
         self.actions: list[PullAction] = []
         self.pin_id: str | None = None
+        #: Amount that has arrived in all.
+        self._received = 0
         self._waiting: dict[int, _PendingPull] = {}
         self._next_number = 1
         self._online = True
@@ -182,6 +186,7 @@ class PullCore:
         """Record an arrived message; ``size`` is its size in bytes, or 1 if the unit is messages."""
         self.asked -= size
         self.buffered += size
+        self._received += size
         self._fresh = True
 
     def filled(self) -> None:
@@ -410,6 +415,8 @@ class PullCore:
         owed = max(self.asked, 0)
         have = owed + self.buffered
         missing = self.limits.limit - have
+        if self.limits.stop_after:
+            missing = min(missing, self.limits.stop_after - self._received - owed)
         if missing <= 0 or (self._whole and have > 0):
             return
         if have >= self.limits.threshold and not self._pin_is_due(now):

@@ -187,7 +187,10 @@ class TestFetch:
         [
             ("fetch", (0,), {}),
             ("fetch", (-1,), {}),
+            ("fetch", (2**63,), {}),
             ("fetch", (5,), {"expires": 0}),
+            ("fetch", (5,), {"expires": None}),
+            ("fetch_bytes", (5,), {"expires": None}),
             ("fetch", (5,), {"expires": 30, "idle_heartbeat": 20}),
             ("fetch", (5,), {"group": "jobs"}),
             ("fetch_bytes", (0,), {}),
@@ -196,7 +199,7 @@ class TestFetch:
         ],
     )
     async def test_options(
-        self, bench: Bench, js_nc: Client, what: str, arguments: tuple[int], options: dict[str, int]
+        self, bench: Bench, js_nc: Client, what: str, arguments: tuple[int], options: dict[str, int | None]
     ) -> None:
         consumer = await bench.consumer()
         sent = js_nc.stats["out_msgs"]

@@ -265,6 +265,8 @@ class TestOrdered:
             {"deliver_policy": DeliverPolicy.BY_START_SEQUENCE, "opt_start_seq": 0},
             {"filter_subjects": "a.b"},
             {"filter_subjects": ["a..b"]},
+            {"inactive_threshold": 0},
+            {"max_reset_attempts": 0},
         ],
     )
     async def test_options(self, bench: Bench, options: dict[str, object]) -> None:

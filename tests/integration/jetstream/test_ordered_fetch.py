@@ -169,6 +169,8 @@ class TestFetch:
         [
             ("fetch", (0,), {}),
             ("fetch", (5,), {"expires": 0}),
+            ("fetch", (5,), {"expires": None}),
+            ("fetch_bytes", (5,), {"expires": None}),
             ("fetch", (5,), {"expires": 30, "idle_heartbeat": 20}),
             ("fetch_bytes", (0,), {}),
             ("fetch_no_wait", (0,), {}),
@@ -176,7 +178,7 @@ class TestFetch:
         ],
     )
     async def test_options(
-        self, stream: Stream, js_nc: Client, what: str, arguments: tuple[int], options: dict[str, int]
+        self, stream: Stream, js_nc: Client, what: str, arguments: tuple[int], options: dict[str, int | None]
     ) -> None:
         sent = js_nc.stats["out_msgs"]
         with pytest.raises(UsageError):

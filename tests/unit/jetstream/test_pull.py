@@ -80,6 +80,17 @@ class TestRefill:
         core.refill(1.0)
         assert pulled(core) == [51]
 
+    def test_no_more_than_stop_after_in_all(self) -> None:
+        core = core_of(10, 10, stop_after=12)
+        assert pulled(core) == [10]
+        read(core, 9)
+        assert pulled(core) == [1, 1]
+        read(core, 1)
+        core.reconnected(2.0)  # the two pulls are lost
+        assert pulled(core) == [2]
+        read(core, 2)
+        assert pulled(core) == []
+
     def test_one_at_a_time_does_not_stall(self) -> None:
         core = core_of(1, 1)
         for _ in range(1000):

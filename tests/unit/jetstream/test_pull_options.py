@@ -39,6 +39,29 @@ def test_heartbeats_of_consumptions(expires: float, priority_timeout: float | No
     pull_of(consume_plan(config, expires=expires, group=group).payload(1, None))
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"stop_after": 0}, "stop_after must be at least 1, got 0"),
+        ({"stop_after": 2**63}, "stop_after must be at most"),
+        (
+            {"stop_after": 5, "max_bytes": 100},
+            "stop_after must be None with max_bytes, got 5: use max_messages",
+        ),
+        ({"buffer_bytes": 0}, "buffer_bytes must be at least 1, got 0"),
+        ({"buffer_bytes": 2_001}, "buffer_bytes must be at most 2000, the consumer's limit"),
+        ({"buffer_bytes": 5, "max_bytes": 100}, "buffer_bytes must be None with max_bytes, got 5"),
+        ({"buffer_bytes": 5, "threshold_bytes": 2}, "threshold_bytes must be None with max_messages, got 2"),
+        ({"max_messages": 5, "max_bytes": 100}, "exclude each other.* or use buffer_bytes"),
+        ({"max_messages": 2**63}, "max_messages must be at most"),
+        ({"max_bytes": 2**63}, "max_bytes must be at most"),
+    ],
+)
+def test_limits_that_are_refused(options: dict[str, int], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        consume_plan(ConsumerConfig(max_bytes=2_000), **options)  # type: ignore[arg-type]
+
+
 @given(SPANS, st.none() | st.floats(0.5, 30), st.none() | SPANS, SPANS)
 def test_heartbeats_of_fetches(
     expires: float, beat: float | None, max_expires: float | None, left: float

@@ -72,9 +72,12 @@ class PullMachine(RuleBasedStateMachine):
         threshold=st.integers(1, 12),
         in_bytes=st.booleans(),
         max_bytes=st.sampled_from([0, 1, 2, 5, 12, 30]),
+        stop_after=st.sampled_from([0, 0, 1, 7, 30]),
         check=st.booleans(),
     )
-    def begin(self, limit: int, threshold: int, in_bytes: bool, max_bytes: int, check: bool) -> None:
+    def begin(
+        self, limit: int, threshold: int, in_bytes: bool, max_bytes: int, stop_after: int, check: bool
+    ) -> None:
         self.now = 100.0
         self.server = ModelServer(in_bytes)
         self.commands: deque[PullNow] = deque()
@@ -82,10 +85,17 @@ class PullMachine(RuleBasedStateMachine):
         self.room = 0  # bytes that the open pull may still bring
         self.offline = False
         self.check = 0
-        self.published = self.lost = self.read = 0
+        self.published = self.lost = self.read = self.received = 0
         max_bytes = 0 if in_bytes else max_bytes
         limits = PullLimits(
-            limit, min(threshold, limit), in_bytes, EXPIRES, BEAT, check=check, max_bytes=max_bytes
+            limit,
+            min(threshold, limit),
+            in_bytes,
+            EXPIRES,
+            BEAT,
+            check=check,
+            max_bytes=max_bytes,
+            stop_after=0 if in_bytes else stop_after,
         )
         self.core = PullCore(limits)
         self.core.start(self.now)
@@ -97,6 +107,7 @@ class PullMachine(RuleBasedStateMachine):
             assert not isinstance(action, End)
             if isinstance(action, PullNow):
                 assert not self.offline
+                assert self.received + self.core.asked <= (self.core.limits.stop_after or math.inf)
                 self.commands.append(action)
                 self.room = action.max_bytes
             elif isinstance(action, Check):
@@ -148,6 +159,7 @@ class PullMachine(RuleBasedStateMachine):
             if kind == "message":
                 self.buffer.append((what[0], what[1]))
                 self.core.arrived(what[0])
+                self.received += what[0]
                 self.core.held_bytes += what[1]
                 self.room -= what[1]
                 if self.core.limits.max_bytes and self.room <= 0:
@@ -242,7 +254,8 @@ class PullMachine(RuleBasedStateMachine):
             self.frames_arrive(10_000)
             self.user_reads(10_000)
             self.never_over_the_limit()
-        assert self.read + self.lost == self.published
+        has_all = self.received == self.core.limits.stop_after > 0
+        assert has_all or self.read + self.lost == self.published
         # What is owed is known exactly once pulls have had the time to end.
         assert self.core.asked == sum(pull[1] for pull in self.server.ring) + sum(
             pull.amount for pull in self.commands
