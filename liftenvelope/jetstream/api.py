@@ -258,8 +258,10 @@ class Api:
         except nats.errors.NoRespondersError as exc:
             raise NoJetStreamError(503, self._unanswered(subject)) from exc
         except nats.errors.TimeoutError as exc:
-            refusal = self._link.refusal(subject, since=before)
-            raise CallTimeoutError(f"no answer on {subject!r} within {seconds:.4g} s{refusal}") from exc
+            why = self._link.refusal(subject, since=before)
+            if not self._link.is_connected:
+                why = "; the NATS connection is down"
+            raise CallTimeoutError(f"no answer on {subject!r} within {seconds:.4g} s{why}") from exc
         except nats.errors.Error as exc:
             raise TransportError(f"nats-py could not send the request: {exc}") from exc
         return msg

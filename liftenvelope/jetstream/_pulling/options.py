@@ -248,7 +248,10 @@ def group_fields(
     if policy is PriorityPolicy.NONE:
         if fields:
             name, value = next(iter(fields.items()))
-            raise UsageError(f"{name} must be None for a consumer without a priority policy, got {value!r}")
+            raise UsageError(
+                f"{name} must be None for a consumer without a priority policy, got {value!r}: servers "
+                "before 2.11 know no such policy, and ignore it in a configuration"
+            )
         return fields
     if group is None:
         raise UsageError(f"group must be one of the consumer's, {list(config.priority_groups)}, got None")

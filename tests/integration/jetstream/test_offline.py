@@ -217,6 +217,12 @@ class TestRequests:
         await until(lambda: not far.bench.nc.is_connected)
         return task
 
+    async def test_request_while_offline_says_that_the_connection_is_down(self, far: Far) -> None:
+        await far.go_offline()
+        with pytest.raises(CallTimeoutError, match=r"within 0\.1 s; the NATS connection is down"):
+            await far.bench.api.request("INFO", timeout=0.1)
+        await far.go_online()
+
     @pytest.mark.parametrize(
         "subject",
         [
