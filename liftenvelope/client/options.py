@@ -34,12 +34,13 @@ _SMALLEST_MESSAGE = 40
 _SELECTIONS = ("random", "latency", "workload")
 _COUNTS = (
     "max_conns_per_broker",
-    "max_message_bytes",
     "max_brokers",
     "max_partitions",
 )
 #: Largest flow-control window of HTTP/2 in bytes (RFC 9113, 6.9.1).
 _LARGEST_WINDOW = 2**31 - 1
+#: Largest message of gRPC in bytes.
+_LARGEST_MESSAGE = 2**32 - 1
 
 
 def check_http2_sizes(options: _HttpSizes) -> None:
@@ -161,6 +162,7 @@ class Options:
             as_seconds("ping_interval", self.ping_interval)
         for name in _COUNTS:
             as_count(name, getattr(self, name))
+        as_count("max_message_bytes", self.max_message_bytes, most=_LARGEST_MESSAGE)
         if self.prefetch_messages is not None:
             as_count("prefetch_messages", self.prefetch_messages)
         check_http2_sizes(self)

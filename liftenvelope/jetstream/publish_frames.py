@@ -149,6 +149,8 @@ HeaderFields = Mapping[str, str | list[str] | tuple[str, ...]]
 
 def header_pairs(headers: HeaderFields, options: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the headers of a message in order; an explicit header overrides an option of the same name."""
+    if not isinstance(headers, Mapping):
+        raise UsageTypeError(f"headers must be a mapping, got {type(headers).__name__}")
     pairs = [(name, value) for name, value in options.items() if name not in headers]
     if isinstance(headers, Headers):
         return [*pairs, *headers.pairs]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, Unpack, overload
 
-from liftenvelope._checks import as_count, as_seconds
+from liftenvelope._checks import as_count, as_integer, as_seconds
 from liftenvelope.correlation import Ended, PendingAcks, PendingStats, Stray
 from liftenvelope.envelope import Ack, AckPolicy, new_message, unmarshal_ack
 from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, TransportError, UsageError
@@ -122,6 +122,8 @@ class AckInbox:
             TimeoutError: Publishes are still pending after ``timeout`` seconds. None, the default, waits
                 until the publishes' own timeouts.
         """
+        if timeout is not None:
+            as_seconds("timeout", timeout, zero=True)
         async with asyncio.timeout(timeout):
             while len(self._pending):
                 await self._outbox.until_freed(self.max_outstanding)
@@ -275,7 +277,7 @@ class AckInbox:
             UsageError: ``wanted`` is more than ``max_outstanding``.
             TransportError: The inbox or its connection has ended.
         """
-        if not 1 <= wanted <= self.max_outstanding:
+        if not 1 <= as_integer("wanted", wanted) <= self.max_outstanding:
             raise UsageError(
                 f"wanted must be from 1 to max_outstanding, {self.max_outstanding}, got {wanted}"
             )

@@ -11,7 +11,7 @@ from liftenvelope.client._consuming.membership import StreamPartition
 from liftenvelope.client.core import check_stream
 from liftenvelope.client.cursor_names import check_cursor_id, cursor_key, group_cursor
 from liftenvelope.consumers.options import AssignmentCallback, ShellOptions
-from liftenvelope.errors import UsageError
+from liftenvelope.errors import UsageError, UsageTypeError
 
 __all__ = ["ConsumerOptions", "PartitionsCallback", "check_streams"]
 
@@ -24,8 +24,10 @@ def check_streams(streams: str | Iterable[str]) -> tuple[str, ...]:
 
     Raises:
         UsageError: There is no name, or a stream cannot have cursors because of its name.
-        UsageTypeError: A name is not a str.
+        UsageTypeError: A name is not a str, or there is no iterable of names.
     """
+    if not isinstance(streams, Iterable):
+        raise UsageTypeError(f"streams must be a str or an iterable of str, got {type(streams).__name__}")
     names = (streams,) if isinstance(streams, str) else tuple(dict.fromkeys(map(check_stream, streams)))
     if not names:
         raise UsageError("streams must have at least one name, got none")

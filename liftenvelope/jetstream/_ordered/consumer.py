@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -82,7 +82,7 @@ class OrderedConsumer:
             as_count("max_reset_attempts", max_reset_attempts, 1)
         self._max_reset_attempts = max_reset_attempts
         self.stream_name = check_stream_name(stream)
-        if isinstance(filter_subjects, str):
+        if isinstance(filter_subjects, str) or not isinstance(filter_subjects, Iterable):
             raise UsageTypeError(f"filter_subjects must be a sequence of str, got {filter_subjects!r}")
         for subject in filter_subjects:
             check_filter(subject)

@@ -264,6 +264,7 @@ class TestOrdered:
             {"deliver_policy": DeliverPolicy.BY_START_TIME},
             {"deliver_policy": DeliverPolicy.BY_START_SEQUENCE, "opt_start_seq": 0},
             {"filter_subjects": "a.b"},
+            {"filter_subjects": 5},
             {"filter_subjects": ["a..b"]},
             {"inactive_threshold": 0},
             {"max_reset_attempts": 0},

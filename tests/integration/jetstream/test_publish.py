@@ -250,9 +250,11 @@ class TestOne:
             ({"retry_attempts": -1}, "retry_attempts must be at least 0, got -1"),
             ({"retry_attempts": 1.5}, "retry_attempts must be an integer, got 1.5"),
             ({"retry_wait": 0}, "retry_wait must be a positive number"),
+            ({"headers": 5}, "headers must be a mapping, got int"),
+            ({"headers": [("a", "b")]}, "headers must be a mapping, got list"),
         ],
     )
-    async def test_retry_options_are_checked_before_anything_is_sent(
+    async def test_options_are_checked_before_anything_is_sent(
         self, js: JetStream, js_nc: Client, name: str, options: dict[str, Any], text: str
     ) -> None:
         sent = js_nc.stats["out_msgs"]

@@ -17,6 +17,7 @@ from liftenvelope.errors import (
     MessageTooLargeError,
     TransportError,
     UsageError,
+    UsageTypeError,
 )
 from liftenvelope.jetstream import JetStream
 from liftenvelope.nats import AckInbox, EnvelopePublisher
@@ -217,6 +218,10 @@ async def test_places_are_waited_for_and_nothing_is_dropped(
         assert await inbox.capacity(7) == 7
         with pytest.raises(UsageError, match="from 1 to max_outstanding"):
             await inbox.capacity(8)
+        with pytest.raises(UsageTypeError, match="wanted must be an integer, got '1'"):
+            await inbox.capacity("1")  # type: ignore[arg-type]
+        with pytest.raises(UsageTypeError, match="timeout must be a number of seconds, got '1'"):
+            await inbox.drain("1")  # type: ignore[arg-type]
     assert stored(liftbridge_server, name, 500) == [b"%d" % i for i in range(500)]
 
 

@@ -288,6 +288,7 @@ def test_refusals_are_told_apart(text: str, kind: type[Exception]) -> None:
         ({"group": "a,b"}, "group must not have a comma, got 'a,b'"),
         ({"group": ""}, "group must not be empty, got ''"),
         ({"streams": []}, "streams"),
+        ({"streams": 5}, "streams must be a str or an iterable of str, got int"),
         ({"streams": ["a,b"]}, "stream must not have a comma in its name to have cursors, got 'a,b'"),
         ({"consumer_id": ""}, "consumer_id must not be empty, got ''"),
         ({"auto_commit_interval": 0}, "auto_commit_interval must be a positive number of seconds, got 0"),

@@ -120,6 +120,13 @@ class TestNumbers:
         with pytest.raises(UsageError, match=r"^prefetch_bytes must .* got 2147483648"):
             options(prefetch_bytes=2**31)
 
+    def test_the_largest_message_has_to_fit_into_grpc(self) -> None:
+        assert options(max_message_bytes=2**32 - 1).max_message_bytes == 2**32 - 1
+        with pytest.raises(
+            UsageError, match=r"^max_message_bytes must be at most 4294967295, got 4294967296"
+        ):
+            options(max_message_bytes=2**32)
+
 
 class TestOthers:
     def test_tls(self) -> None:
