@@ -24,6 +24,7 @@ from liftenvelope.errors import (
 from liftenvelope.jetstream._records import read_moment
 from liftenvelope.jetstream.api import Api, encode_payload, natural, read_as
 from liftenvelope.jetstream.statuses import status_number
+from liftenvelope.nats.expiry import catch_up
 from liftenvelope.nats.headers import Headers, headers_of
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.receiving import read_directly
@@ -193,14 +194,15 @@ async def _next(
             raise _LostError(
                 "the NATS connection was lost before all messages came: ask for the rest", sent=True
             )
-        if (left := deadline - loop.time()) <= 0:
+        if loop.time() >= deadline:
             raise CallTimeoutError(f"nothing more came from stream {stream!r} within {timeout:.3g} s")
+        due = min(loop.time() + _LOOK, deadline)
         try:
             # Not wait_for(): it swallows a cancellation that arrives together with a reply (Python 3.11).
-            async with asyncio.timeout(min(left, _LOOK)):
+            async with asyncio.timeout_at(due):
                 return await answers.get()
         except TimeoutError:
-            continue
+            await catch_up(due)
     return answers.get_nowait()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-__all__ = ["LATE", "TURNS", "ExpiryTimer", "wait_until"]
+__all__ = ["LATE", "TURNS", "ExpiryTimer", "catch_up", "wait_until"]
 
 #: Timer delay in seconds after which the event loop counts as blocked, and loop turns granted then to read
 #: data that arrived in the meantime.
@@ -18,6 +18,8 @@ LATE: Final = 0.1
 TURNS: Final = 10
 #: Seconds between these turns, in which the server answers what was sent only when the block ended.
 _PAUSE: Final = 0.02
+#: Seconds for all of these turns.
+_GRACE: Final = TURNS * _PAUSE
 #: Maximum number of turns while data arrives. One turn reads up to 256 KiB, so these are the acks of more
 #: messages than may be in flight, and a flood of other data delays no timeout for more than two seconds.
 _MOST_TURNS: Final = 100
@@ -31,7 +33,13 @@ async def wait_until(answer: asyncio.Future[Any], due: float) -> None:
     loop = asyncio.get_running_loop()
     await asyncio.wait({answer}, timeout=max(due - loop.time(), 0.0))
     if loop.time() - due > LATE:
-        await asyncio.wait({answer}, timeout=TURNS * _PAUSE)
+        await asyncio.wait({answer}, timeout=_GRACE)
+
+
+async def catch_up(due: float) -> None:
+    """Let the loop send and read for a moment if it was blocked at ``due``, in event loop time."""
+    if asyncio.get_running_loop().time() - due > LATE:
+        await asyncio.sleep(_GRACE)
 
 
 class ExpiryTimer:
