@@ -316,7 +316,7 @@ class Api:
                     return None
             return call.result()
         finally:
-            call.cancel()
+            _cancel(call)
 
     async def send(self, subject: str, payload: bytes, *, reply: str = "") -> None:
         """Publish on a complete subject without waiting for an answer.
@@ -344,6 +344,12 @@ class Api:
             raise TransportError("the NATS connection is closed")
         if self.nc.is_draining_pubs:
             raise TransportError("the NATS connection is being drained")
+
+
+def _cancel(call: asyncio.Future[Any]) -> None:
+    """Cancel a call until it has ended: nats-py swallows a cancellation while it flushes."""
+    if call.cancel():
+        asyncio.get_running_loop().call_later(_LOOK, _cancel, call)
 
 
 def encode_payload(payload: Mapping[str, Any] | bytes | None) -> bytes:

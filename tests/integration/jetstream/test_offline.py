@@ -217,6 +217,29 @@ class TestRequests:
         await until(lambda: not far.bench.nc.is_connected)
         return task
 
+    async def test_request_that_times_out_while_the_socket_is_full_leaves_nothing_behind(
+        self, far: Far
+    ) -> None:
+        nc = await connect(f"nats://{far.proxy.address}", pending_size=1_000)
+        api = Api(nc, timeout=0.05)
+        await api.request("INFO", timeout=60)
+        far.proxy.stall()
+        enough = asyncio.Event()
+
+        async def fill() -> None:
+            while not enough.is_set():
+                await nc.publish("nobody", bytes(100_000))
+
+        filling = asyncio.create_task(fill())
+        for _ in range(20):  # some are cancelled while nats-py flushes, which swallows the cancellation
+            with pytest.raises(CallTimeoutError):
+                await api.request("INFO")
+        await until(lambda: not nc._resp_map)
+        enough.set()
+        far.proxy.resume()
+        await filling
+        await nc.close()
+
     async def test_request_while_offline_says_that_the_connection_is_down(self, far: Far) -> None:
         await far.go_offline()
         with pytest.raises(CallTimeoutError, match=r"within 0\.1 s; the NATS connection is down"):
