@@ -26,7 +26,7 @@ from liftenvelope.jetstream.publish_frames import (
     status_error,
 )
 from liftenvelope.nats.expiry import ExpiryTimer
-from liftenvelope.nats.link import Link, max_payload_of
+from liftenvelope.nats.link import Link, last_error_of, max_payload_of
 from liftenvelope.nats.receiving import DirectSubscription, deliver_directly, read_directly
 from liftenvelope.nats.subjects import CommandHeads
 
@@ -434,7 +434,7 @@ class Publishing:
     def _on_ended(self) -> None:
         """Handle a subscription that the connection has ended."""
         if self._ended is None:
-            self._end("the NATS connection was given up, closed or drained")
+            self._end(f"the NATS connection was given up, closed or drained{last_error_of(self._nc)}")
 
     def _end(self, reason: str) -> None:
         self._ended, self._quick = reason, None

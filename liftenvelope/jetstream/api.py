@@ -241,7 +241,7 @@ class Api:
         """
         seconds = self.seconds_of(timeout)
         wire_subject("subject", subject)
-        self._check_open()
+        self._link.check_open()
         body = encode_payload(payload)
         self.check_size(len(body))
         copy = dict(headers) if headers else None
@@ -327,7 +327,7 @@ class Api:
         wire_subject("subject", subject)
         if reply:
             wire_subject("reply", reply)
-        self._check_open()
+        self._link.check_open()
         self.check_size(len(payload))
         try:
             await self.nc.publish(subject, payload, reply=reply)
@@ -338,12 +338,6 @@ class Api:
         """Raise UsageError if a message of ``size`` bytes exceeds the server's maximum payload."""
         if size > (limit := max_payload_of(self.nc)):
             raise UsageError(f"the message must be at most {limit} bytes, the server's limit, got {size}")
-
-    def _check_open(self) -> None:
-        if self.nc.is_closed:
-            raise TransportError("the NATS connection is closed")
-        if self.nc.is_draining_pubs:
-            raise TransportError("the NATS connection is being drained")
 
 
 def _cancel(call: asyncio.Future[Any]) -> None:

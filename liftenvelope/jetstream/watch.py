@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary, ref
 
+from liftenvelope.nats.link import last_error_of
 from liftenvelope.nats.receiving import DirectParser
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class ConnectionListener(Protocol):
 def reason_of(nc: Any) -> str:
     """Return the reason why a connection delivers no more data; empty if the connection is usable."""
     if nc.is_closed:
-        return "the NATS connection is closed"
+        return f"the NATS connection is closed{last_error_of(nc)}"
     return "the NATS connection is being drained" if nc.is_draining or nc.is_draining_pubs else ""
 
 

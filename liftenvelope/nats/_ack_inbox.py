@@ -19,7 +19,7 @@ from liftenvelope.nats._feed import AckFeed
 from liftenvelope.nats._outbox import EnvelopeOutbox
 from liftenvelope.nats._outcomes import failure_of, outcome_of
 from liftenvelope.nats.expiry import ExpiryTimer
-from liftenvelope.nats.link import Link, max_payload_of
+from liftenvelope.nats.link import Link, last_error_of, max_payload_of
 from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
 from liftenvelope.nats.subjects import publish_subject
 
@@ -412,7 +412,8 @@ class AckInbox:
             told = {"inbox": self.subject, "pending": len(self._pending)}
             level = logging.WARNING if self._pending else logging.INFO
             log.log(level, "%(inbox)s ended with its connection, %(pending)d without ack", told, extra=told)
-            self._end("the NATS connection was given up, closed or drained", failed=True)
+            why = last_error_of(self.nc)
+            self._end(f"the NATS connection was given up, closed or drained{why}", failed=True)
 
     def _end(self, reason: str, *, failed: bool = False) -> None:
         self._ended = reason

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 #: Bytes written between two checks of asyncio's write buffer: each check costs more than a microsecond.
 _LOOK_AFTER: Final = 64 * 1024
+#: Characters of an error of nats-py in a text.
+_SHOWN: Final = 200
 #: Poll interval for state that nats-py has no event for, in seconds.
 _POLL: Final = 0.02
 #: nats-py's default limit of buffered bytes, for connections whose own limit is not readable.
@@ -95,6 +97,18 @@ def is_encrypted(nc: Client) -> bool:
 _VIOLATION: Final = re.compile(
     rf'{PERMISSIONS_ERR} for (?P<verb>publish|subscription) to "(?P<subject>[^"]*)"', re.IGNORECASE
 )
+
+
+def last_error_of(nc: Client) -> str:
+    """Return a suffix for the text of an ended connection: the last error that nats-py noted, if any.
+
+    nats-py closes a connection whose credentials have expired, and tells nobody why. Refused permissions do
+    not count: they end no connection.
+    """
+    last = nc.last_error
+    if last is None or _VIOLATION.search(str(last)):
+        return ""
+    return f" (its last error: {str(last)[:_SHOWN]})"
 
 
 def _matches(pattern: str, subject: str) -> bool:
@@ -191,7 +205,7 @@ class Link:
     def check_open(self, published: int = 0) -> None:
         """Raise TransportError if publishing is no longer possible."""
         if self._nc.is_closed:
-            raise TransportError("the NATS connection is closed", published)
+            raise TransportError(f"the NATS connection is closed{last_error_of(self._nc)}", published)
         if self._nc.is_draining_pubs:
             raise TransportError("the NATS connection is being drained", published)
 
