@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from liftenvelope._checks import as_local_path, require
 from liftenvelope.errors import UsageError, UsageTypeError
-from liftenvelope.payload._avro_types import arrow_schema, check_bounded
+from liftenvelope.payload._avro_types import arrow_schema, check_bounded, understood
 from liftenvelope.payload._formats import Decoded, PayloadDecoder, PayloadEncoder, PayloadFormat
 from liftenvelope.payload._objects import Fault, columns_of
 from liftenvelope.payload._rows import cast_column, python_rows
@@ -89,7 +89,7 @@ class Avro(PayloadFormat):
 
 def _parsed(schema: AvroSchema) -> Any:
     fastavro: Any = require("fastavro", "payload")
-    found = _loaded(schema)
+    found = understood(_loaded(schema))
     try:
         return fastavro.parse_schema(found)
     except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, KeyError, TypeError) as exc:

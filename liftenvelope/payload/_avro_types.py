@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 else:
     from liftenvelope.payload._formats import pa
 
-__all__ = ["arrow_schema", "check_bounded"]
+__all__ = ["arrow_schema", "check_bounded", "understood"]
 
 #: Levels of records, arrays, maps and unions.
 _DEPTH: Final = 32
@@ -29,12 +30,15 @@ _PLAIN: Final[Mapping[str, Any]] = {
     "string": pa.string(),
     "enum": pa.string(),
 }
-_LOGICAL: Final[Mapping[str, Any]] = {
-    "date": pa.date32(),
-    "time-millis": pa.time32("ms"),
-    "time-micros": pa.time64("us"),
-    "timestamp-millis": pa.timestamp("ms", "UTC"),
-    "timestamp-micros": pa.timestamp("us", "UTC"),
+#: By base type and logical type.
+_LOGICAL: Final[Mapping[tuple[str, str], Any]] = {
+    ("int", "date"): pa.date32(),
+    ("int", "time-millis"): pa.time32("ms"),
+    ("long", "time-micros"): pa.time64("us"),
+    ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"),
+    ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
+    ("long", "local-timestamp-millis"): pa.timestamp("ms"),
+    ("long", "local-timestamp-micros"): pa.timestamp("us"),
 }
 
 
@@ -97,9 +101,7 @@ def _annotated(kind: str, schema: Mapping[str, Any]) -> pa.DataType:
         return _decimal(schema["precision"], schema.get("scale", 0))
     if logical is None:
         return pa.binary(schema["size"]) if kind == "fixed" else _PLAIN[kind]
-    if logical not in _LOGICAL:
-        raise UsageError(f"schema: logicalType {logical!r} has no Arrow type here: leave it out")
-    return _LOGICAL[logical]
+    return _LOGICAL[kind, logical]
 
 
 def _decimal(precision: int, scale: int) -> pa.DataType:
@@ -115,6 +117,37 @@ def _union(schema: list[Any], names: _Names, depth: int) -> pa.DataType:
     if len(others) != 1:
         raise UsageError(f"schema: a union must be of null and one type, got {len(others)} types")
     return _type(others[0], names, depth + 1)
+
+
+def understood(schema: Any) -> Any:
+    """Return a schema without the logical types that are unknown or invalid: Avro reads their base types."""
+    if isinstance(schema, list):
+        return [understood(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    ignored = "logicalType" in schema and not _is_known(schema)
+    return {
+        key: understood(value) if key in ("type", "fields", "items", "values") else value
+        for key, value in schema.items()
+        if not (ignored and key == "logicalType")
+    }
+
+
+def _is_known(schema: Mapping[str, Any]) -> bool:
+    kind, logical = schema.get("type"), schema["logicalType"]
+    if not isinstance(kind, str) or not isinstance(logical, str):
+        return False
+    if logical != "decimal":
+        return (kind, logical) in _LOGICAL
+    precision, scale = schema.get("precision"), schema.get("scale", 0)
+    if not (isinstance(precision, int) and isinstance(scale, int) and 0 <= scale <= precision > 0):
+        return False
+    return kind == "bytes" or (kind == "fixed" and precision <= _digits(schema.get("size")))
+
+
+def _digits(size: Any) -> int:
+    """Return the most digits of a decimal of a number of bytes, with its sign."""
+    return int((8 * size - 1) * math.log10(2)) if isinstance(size, int) and size > 0 else 0
 
 
 def check_bounded(schema: Any) -> None:

@@ -152,13 +152,47 @@ class TestSchemas:
             (record(("a", "nothing")), "schema must be an Avro schema"),
             (record(("a", ["null", "Order"])), "schema must not contain itself, got 'Order'"),
             (record(("a", ["long", "string"])), "a union must be of null and one type, got 2 types"),
-            (record(("a", {"type": "string", "logicalType": "uuid"})), "logicalType 'uuid'"),
             ("s3://bucket/schema", "schema must be a path of the local file system"),
         ],
     )
     def test_schema_that_does_not_suit_is_refused(self, schema: Any, fault: str) -> None:
         with pytest.raises(UsageError, match=fault):
             Avro(schema)
+
+    @pytest.mark.parametrize(
+        ("annotated", "base", "value"),
+        [
+            ({"type": "string", "logicalType": "uuid"}, pa.string(), "f81d4fae-7dec-11d0-a765-00a0c91e6bf6"),
+            ({"type": "long", "logicalType": "timestamp-nanos"}, pa.int64(), 2**60),
+            ({"type": "int", "logicalType": "timestamp-micros"}, pa.int32(), 5),
+            ({"type": "int", "logicalType": ["date"]}, pa.int32(), 5),
+            ({"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": 3}, pa.binary(), b"\x05"),
+            ({"type": "bytes", "logicalType": "decimal"}, pa.binary(), b"\x05"),
+            (
+                {"type": "fixed", "name": "F", "size": 1, "logicalType": "decimal", "precision": 3},
+                pa.binary(1),
+                b"\x05",
+            ),
+            ({"type": "array", "items": "long", "logicalType": "set"}, pa.list_(pa.int64()), [5]),
+            (["null", {"type": "string", "logicalType": "uuid"}], pa.string(), "not a UUID"),
+        ],
+    )
+    def test_unknown_and_invalid_logical_types_are_read_as_their_base(
+        self, annotated: Any, base: pa.DataType, value: Any
+    ) -> None:
+        """The specification of Avro: they must, and should, be ignored."""
+        kind = Avro(record(("a", annotated)))
+        rows = pa.record_batch({"a": pa.array([value], base)})
+        found = kind.decoder().decode(kind.encoder(rows.schema).encode(rows))
+        assert (found.batches, found.bad) == ([rows], ())
+
+    @pytest.mark.parametrize(("name", "unit"), [("millis", "ms"), ("micros", "us")])
+    def test_local_timestamps_have_no_zone(self, name: str, unit: str) -> None:
+        kind = Avro(record(("a", {"type": "long", "logicalType": f"local-timestamp-{name}"})))
+        column = pa.array([datetime.datetime(2026, 3, 29, 2, 30)], pa.timestamp(unit))
+        rows = pa.record_batch({"a": column})
+        found = kind.decoder().decode(kind.encoder(rows.schema).encode(rows))
+        assert (found.batches, found.bad) == ([rows], ())
 
     def test_deep_schema_is_refused(self) -> None:
         kind: Any = "long"
