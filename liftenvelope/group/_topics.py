@@ -40,7 +40,7 @@ from liftenvelope.jetstream import (
     PullEvent,
     Stream,
 )
-from liftenvelope.jetstream.api import DEFAULT_PREFIX
+from liftenvelope.jetstream.api import DEFAULT_PREFIX, is_restored
 from liftenvelope.jetstream.counting import at_sequence, count_from
 from liftenvelope.jetstream.errors import StreamReplacedError
 from liftenvelope.jetstream.names import check_filter, check_stream_name
@@ -60,9 +60,11 @@ __all__ = [
 ]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-#: Time by which a message must be older than its stream to come from a backup. Messages have their times from
-#: the clock of the stream's leader, and the stream from that of another server, which may be ahead.
-_OLDER: Final = timedelta(seconds=5)
+
+
+def _ns(moment: datetime) -> int:
+    """Return a time in ns since 1970."""
+    return (moment - _EPOCH) // timedelta(microseconds=1) * 1_000
 
 
 class Share(Protocol):
@@ -235,8 +237,8 @@ class JetStreamTopicSource:
         stream = await self._js.stream(name)
         created, oldest = stream.cached_info.created, stream.cached_info.state.first_ts
         if created is not None:
-            self._created[name] = (created - _EPOCH) // timedelta(microseconds=1) * 1_000
-            if oldest is not None and oldest < created - _OLDER:
+            self._created[name] = _ns(created)
+            if oldest is not None and is_restored(_ns(created), _ns(oldest)):
                 self._restored.add(name)
             else:
                 self._restored.discard(name)
@@ -249,8 +251,7 @@ class JetStreamTopicSource:
     def is_restored(self, partition: int, /) -> bool:
         """Return True if the stream has messages that are older than itself, from a backup or an origin.
 
-        A stream that is restored from a backup, or mirrors another one, has the sequences of that one.
-        Messages must be older by more than 5 s, because the clocks of two servers are compared.
+        See :func:`liftenvelope.jetstream.api.is_restored`.
         """
         return self._topic.places[partition].stream in self._restored
 

@@ -37,6 +37,7 @@ __all__ = [
     "Api",
     "api_prefix",
     "encode_payload",
+    "is_restored",
     "natural",
     "parse_ns",
     "read_answer",
@@ -77,6 +78,9 @@ _JUNK: Final = (
     RecursionError,
 )
 _SHOWN: Final = 100
+#: Time by which a message must be older than its stream to come from a backup. Messages have their times from
+#: the clock of the stream's leader, and the stream from that of another server, which may be ahead.
+_OLDER_NS: Final = 5_000_000_000
 #: Subjects of read-only requests, as prefixes after the API prefix. If the connection is lost during a
 #: read-only request, the request is repeated. The outcome of any other request is then unknown.
 _READS: Final = (
@@ -405,6 +409,19 @@ def parse_ns(text: str) -> int:
     digits = rest[: len(rest) - len(zone)]
     seconds = int(datetime.fromisoformat(whole + zone).timestamp())
     return seconds * 1_000_000_000 + int(digits.ljust(9, "0"))
+
+
+def is_restored(created_ns: int, oldest_ns: int) -> bool:
+    """Return True if a stream has a message that is older than itself, from a backup or an origin.
+
+    A stream that is restored from a backup, or mirrors another one, has the sequences of that one. The
+    message must be older by more than 5 s.
+
+    Args:
+        created_ns: Creation time of the stream, in ns since 1970.
+        oldest_ns: Time of its oldest message, in ns since 1970; 0 for none.
+    """
+    return 0 < oldest_ns < created_ns - _OLDER_NS
 
 
 def natural(value: object) -> int:

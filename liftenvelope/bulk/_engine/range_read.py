@@ -96,6 +96,8 @@ class RangeRead(ABC):
         self._began = 0.0
         # Whether an attempt has failed.
         self._was_lost = False
+        # Creation time of the stream in ns since 1970, as last heard of; 0 before that.
+        self._created_ns = 0
 
     def run(self) -> None:
         """Read the whole range.
@@ -104,7 +106,7 @@ class RangeRead(ABC):
             ReadLostError: The connection was lost and not restored within ``reconnect_wait`` seconds, or the
                 messages stayed invisible for that long.
             RetentionError: Retention has overtaken the read.
-            OffsetOutOfRangeError: The stream is shorter than it was.
+            OffsetOutOfRangeError: The stream is shorter than it was, or was created again.
             LiftEnvelopeError: The server refused a request.
         """
         patience, reached = Patience(self._source.access.reconnect_wait), -1
@@ -145,23 +147,31 @@ class RangeRead(ABC):
         text = f"the read was lost at offset {self._next} and not regained in {wait:g} s"
         return ReadLostError(f"{self._name}: {text}: {error}")
 
-    def _check_not_truncated(self, end: int) -> None:
-        """Check that the partition still reaches the next offset.
+    def _check_same_log(self, end: int, created_ns: int, *, is_restored: bool = False) -> None:
+        """Check that the partition has the messages that were read, and still reaches the next offset.
 
         A partition that lost messages, or a recreated stream, assigns the same offsets to other messages.
 
         Args:
             end: Offset after the newest message of the partition.
+            created_ns: Creation time of the stream in ns since 1970; 0 if the server does not report it.
+            is_restored: True if the stream has the messages of its predecessor.
 
         Raises:
-            OffsetOutOfRangeError: The partition ends before the next offset.
+            OffsetOutOfRangeError: The stream was created again, or ends before the next offset.
         """
+        fault = None
         if end < self._next:
-            text = (
-                f"{self._name}: offset {self._next - 1} was there, and the newest is now {end - 1}: messages "
-                f"were lost, or the stream was made anew"
+            fault = (
+                f"offset {self._next - 1} was there, and the newest is now {end - 1}: messages were lost, or "
+                f"the stream was made anew"
             )
+        elif 0 < self._created_ns < created_ns and not is_restored:
+            fault = f"the stream was made anew while it was read, up to offset {self._next - 1}"
+        if fault is not None:
+            text = f"{self._name}: {fault}"
             raise OffsetOutOfRangeError(text, self._source.stream, self._span.partition, self._next, end - 1)
+        self._created_ns = max(self._created_ns, created_ns)
 
     # The current batch
 

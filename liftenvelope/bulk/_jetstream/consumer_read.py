@@ -16,14 +16,20 @@ from liftenvelope.bulk._engine.plan import retention_error
 from liftenvelope.bulk._engine.range_read import RangeRead
 from liftenvelope.bulk._jetstream.filter_gaps import FilterGaps
 from liftenvelope.bulk._jetstream.pulls import PullsInFlight
-from liftenvelope.bulk._jetstream.requests import new_name, on_leader, pending, start_at
+from liftenvelope.bulk._jetstream.requests import (
+    created_and_oldest,
+    new_name,
+    on_leader,
+    pending,
+    start_at,
+)
 from liftenvelope.errors import (
     BadRequestError,
     CallTimeoutError,
     NoJetStreamError,
     TransportError,
 )
-from liftenvelope.jetstream.api import natural
+from liftenvelope.jetstream.api import is_restored, natural
 from liftenvelope.jetstream.lagging import server_of
 from liftenvelope.jetstream.statuses import StatusKind
 
@@ -157,10 +163,11 @@ class ConsumerRead(RangeRead):
         return is_current
 
     def _check_end(self, link: NatsSocket) -> str:
-        """Check that the stream reaches the next offset (``_check_not_truncated``); return its leader."""
+        """Check that the stream is the same and reaches the next offset; return its leader."""
         subject = f"{self._source.prefix}.STREAM.INFO.{self._source.stream}"
-        self._stream_end, leader = link.ask(_end_and_leader, subject)
-        self._check_not_truncated(self._stream_end)
+        (self._stream_end, leader), (created_ns, oldest_ns) = link.ask(_end_and_times, subject)
+        restored = is_restored(created_ns, oldest_ns)
+        self._check_same_log(self._stream_end, created_ns, is_restored=restored)
         return leader
 
     def _count_matching(self, left: int) -> None:
@@ -402,5 +409,6 @@ class ConsumerRead(RangeRead):
         return suspect
 
 
-def _end_and_leader(answer: dict[str, Any]) -> tuple[int, str]:
-    return natural(answer["state"]["last_seq"]), server_of(answer)
+def _end_and_times(answer: dict[str, Any]) -> tuple[tuple[int, str], tuple[int, int]]:
+    """Return the end and the leader of a stream, its creation time, and the time of its oldest message."""
+    return (natural(answer["state"]["last_seq"]), server_of(answer)), created_and_oldest(answer)

@@ -32,7 +32,15 @@ if TYPE_CHECKING:
     from liftenvelope.bulk._engine.crew import Outlet
     from liftenvelope.bulk.access import Target
 
-__all__ = ["JetStreamRequests", "consumer_request", "new_name", "on_leader", "pending", "start_at"]
+__all__ = [
+    "JetStreamRequests",
+    "consumer_request",
+    "created_and_oldest",
+    "new_name",
+    "on_leader",
+    "pending",
+    "start_at",
+]
 
 _T = TypeVar("_T")
 _SECOND: Final = 1_000_000_000
@@ -56,6 +64,16 @@ def start_at(offset: int) -> dict[str, Any]:
 def pending(info: dict[str, Any]) -> int:
     """Return the number of messages that a consumer has yet to deliver."""
     return natural(info["num_pending"])
+
+
+def created_and_oldest(answer: dict[str, Any]) -> tuple[int, int]:
+    """Return the creation time of a stream and the time of its oldest message, in ns since 1970; 0 for none.
+
+    Args:
+        answer: Answer to a request for the stream's info.
+    """
+    created, oldest = answer["created"], answer["state"]["first_ts"]
+    return parse_ns(as_text("created", created)), parse_ns(as_text("first_ts", oldest))
 
 
 def on_leader(
@@ -356,7 +374,7 @@ class JetStreamRequests:
 
     def created(self) -> int:
         """Return the creation time of the stream in ns since 1970."""
-        return self.ask(_created, f"STREAM.INFO.{self.stream}")
+        return self.ask(created_and_oldest, f"STREAM.INFO.{self.stream}")[0]
 
     def may_have_holes(self) -> bool:
         """Return True if the stream may remove single messages by itself, so that its start can jump."""
@@ -395,10 +413,6 @@ def _pending_and_server(answer: dict[str, Any]) -> tuple[int, str]:
 def _config_and_ends(answer: dict[str, Any]) -> tuple[dict[str, Any], int, int]:
     state = answer["state"]
     return dict(answer["config"]), natural(state["first_seq"]), natural(state["last_seq"])
-
-
-def _created(answer: dict[str, Any]) -> int:
-    return parse_ns(as_text("created", answer["created"]))
 
 
 def _may_have_holes(answer: dict[str, Any]) -> bool:

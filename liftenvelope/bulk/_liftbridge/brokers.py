@@ -203,6 +203,11 @@ class Brokers:
                 time.sleep(_LATE_PAUSE)
         raise NoSuchStreamError(StatusCode.NOT_FOUND, f"there is no stream {name!r}")
 
+    def created(self, name: str) -> int:
+        """Return the creation time of a stream in ns since 1970, of recent metadata; 0 if it is not known."""
+        found = self._recent(name).get_stream(name)
+        return 0 if found is None else found.created_ns
+
     def check_partition(self, stream: str, partition: int) -> None:
         """Check that a stream has a partition.
 

@@ -199,11 +199,13 @@ class _LiftbridgeRead(RangeRead):
         self._hand_out(block=True)
         if 0 <= span.stop <= self._next:
             return True
-        if self._was_lost:
-            self._check_not_truncated(source.newest(span.partition) + 1)
         address = source.brokers.reader(
             source.stream, span.partition, source.access.timeout, refresh=self._was_lost
         )
+        created_ns = source.brokers.created(source.stream)
+        if self._was_lost:
+            self._check_same_log(source.newest(span.partition) + 1, created_ns)
+        self._created_ns = self._created_ns or created_ns
         stop = StopAt(At.OFFSET, span.stop - 1) if span.stop >= 0 else None
         start, replica = StartAt(At.OFFSET, self._next), source.access.read_isr_replica
         read = PartitionRead(source.stream, span.partition, start, stop, read_isr_replica=replica)

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 import pytest
+from nats.js import JetStreamContext
 
 import liftenvelope
 from liftenvelope import bulk
@@ -192,6 +193,50 @@ def test_a_stream_that_was_made_anew(nats: NatsServer, name: str) -> None:
         publish(nats.url, numbered(name, 5))
         proxy.cut()
         with pytest.raises(OffsetOutOfRangeError, match="made anew"):
+            reader.read_all()
+
+
+def test_longer_stream_that_was_made_anew_is_not_read_on(nats: NatsServer, name: str) -> None:
+    """The new stream reaches the next offset, with another message."""
+    make_stream(nats.url, name)
+    publish(nats.url, numbered(name, *MORE_THAN_SOCKETS_HOLD))
+    with FaultProxy(nats.url) as proxy:
+        reader = bulk.read(f"nats://{proxy.address}", name, batch_rows=10, access=PATIENT)
+        reader.read_next_batch()
+        proxy.refuse()
+        proxy.cut()
+
+        async def delete(js: JetStreamContext) -> None:
+            await js.delete_stream(name)
+
+        with_jetstream(nats.url, delete)
+        make_stream(nats.url, name, first_seq=MORE_THAN_SOCKETS_HOLD[0])
+        publish(nats.url, numbered(name, 1))
+        proxy.accept()
+        with pytest.raises(OffsetOutOfRangeError, match="made anew while it was read"):
+            reader.read_all()
+
+
+def test_longer_liftbridge_stream_that_was_made_anew_is_not_read_on(
+    liftbridge_server: LiftbridgeCluster, name: str
+) -> None:
+    address = liftbridge_server.addresses[0]
+    with FaultProxy(address) as proxy, liftenvelope.connect_blocking(address, ack_wait=60) as client:
+
+        def make(size: int) -> None:
+            client.create_stream(name, name)
+            client.publish_many(name, [bytes(size)] * 400, partition=0, max_in_flight=20)
+
+        make(LARGE // 400)
+        access = replace(PATIENT, address_map={address: proxy.address})
+        reader = bulk.read(proxy.address, name, batch_rows=10, access=access)
+        reader.read_next_batch()
+        proxy.refuse()
+        proxy.cut()
+        client.delete_stream(name)
+        make(1)
+        proxy.accept()
+        with pytest.raises(OffsetOutOfRangeError, match="made anew while it was read"):
             reader.read_all()
 
 
