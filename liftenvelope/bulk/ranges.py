@@ -22,6 +22,7 @@ __all__ = [
     "parse_begin",
     "parse_end",
     "split_ranges",
+    "was_recreated",
 ]
 
 #: Offset after the last one to read, or a moment: the read ends before the first message that is not older.
@@ -153,3 +154,8 @@ def split_ranges(ranges: list[Range], parts: int) -> list[Range]:
         for span in ranges
         for start in range(span.start, span.stop, size)
     ]
+
+
+def was_recreated(known_ns: int, found_ns: int) -> bool:
+    """Return True if two creation times are those of two streams; 0 for a time that is not known."""
+    return bool(known_ns and found_ns) and known_ns != found_ns

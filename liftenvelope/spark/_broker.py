@@ -16,7 +16,7 @@ from liftenvelope import bulk
 from liftenvelope._backoff import Patience
 from liftenvelope.bulk.listing import Lister, open_lister
 from liftenvelope.bulk.narrowing import Narrowing
-from liftenvelope.bulk.ranges import Extent, Range
+from liftenvelope.bulk.ranges import Extent, Range, was_recreated
 from liftenvelope.bulk.sources import LiftbridgeSource, RangedStream, narrowed_range, open_stream
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -31,7 +31,7 @@ from liftenvelope.errors import (
 from liftenvelope.spark._connection import ConnectionSettings
 from liftenvelope.spark._offsets import Offsets, Part, Places
 from liftenvelope.spark._options import SourceOptions
-from liftenvelope.spark._planning import Extents, Span, begin_at, check_named, end_at, was_recreated
+from liftenvelope.spark._planning import Extents, Span, begin_at, check_named, end_at
 from liftenvelope.spark._schema import BATCH_BYTES, BATCH_ROWS, bulk_columns, spark_batches, spark_schema
 from liftenvelope.spark.errors import DataLossError, OptionError
 

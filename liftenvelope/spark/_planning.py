@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from liftenvelope.bulk.ranges import was_recreated
 from liftenvelope.spark._offsets import EARLIEST, LATEST, Offsets, Part, PartitionPlace, Places, Position
 from liftenvelope.spark.errors import DataLossError, OptionError
 
@@ -20,7 +21,6 @@ __all__ = [
     "divide",
     "end_at",
     "spans_between",
-    "was_recreated",
 ]
 
 
@@ -83,11 +83,6 @@ def _name(part: Part) -> str:
 def creation_times(extents: Mapping[Part, Extents]) -> dict[str, int]:
     """Return the creation time of each stream, in ns since 1970, where it is known."""
     return {stream: extent.created for (stream, _), extent in extents.items() if extent.created}
-
-
-def was_recreated(known: int, found: int) -> bool:
-    """Return True if two creation times are those of two streams; 0 for a time that is not known."""
-    return bool(known and found) and known != found
 
 
 def check_named(places: Places, parts: Iterable[Part]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope._checks import as_count, as_seconds, check_calls, require
 from liftenvelope._showing import html_table, short
+from liftenvelope.bulk._archive.continuing import check_same_stream
 from liftenvelope.bulk._archive.files import ArchiveFile, ArchiveFolder, Rotation, check_parquet
 from liftenvelope.bulk._archive.layout import Layout, PartitionBy
 from liftenvelope.bulk._archive.names import FoundFile
@@ -150,8 +151,8 @@ def to_parquet(
             written with another payload or other subjects.
         ArchiveBusyError: Another run is writing the files of a partition. After a run on another machine was
             killed, an object store is busy for up to 30 s.
-        OffsetOutOfRangeError: The stream ends before the archive does: the stream lost messages or was
-            recreated.
+        OffsetOutOfRangeError: The stream ends before the archive does, or was created again. One that was
+            restored from a backup, or from the archive with its offsets, is continued.
         BadPayloadError: A message is bad, with ``on_bad="fail"``.
         LiftEnvelopeError: As for :func:`read`, while planning and while reading.
         OSError: A file can't be written.
@@ -185,8 +186,9 @@ def to_parquet(
     if "offset" not in copy.columns:
         raise UsageError("columns must have 'offset' for an archive")
     layout.check_columns(copy.plan.columns)
-    folder = ArchiveFolder(place, stream, layout, copy, rotation, compression)
     with contextlib.closing(opened):
+        created_ns = opened.created()  # before the look at its offsets
+        folder = ArchiveFolder(place, stream, layout, copy, rotation, compression, created_ns)
         numbers = opened.partitions() if chosen is None else chosen
         with place.claimed(numbers):
             reached = folder.reached(numbers)
@@ -203,6 +205,9 @@ def to_parquet(
                 )
                 for number in numbers
             ]
+            for number, known_ns in reached.created.items():
+                until = reached.offsets[number]
+                check_same_stream(source, opened, access, number, until, (known_ns, created_ns))
             spans = [one for one in spans if one.start < one.stop]
             opened.filter_by(wanted, whole=on_gap is not None)
             rows = copy.rows(opened, reached.record, lambda: spans)

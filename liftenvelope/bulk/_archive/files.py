@@ -30,8 +30,8 @@ else:
 
 __all__ = ["ArchiveFile", "ArchiveFolder", "ReachedOffsets", "Rotation", "check_parquet", "recorded"]
 
-_STREAM, _PARTITION, _START, _STOP, _RECORD = (
-    f"liftenvelope.{name}".encode() for name in ("stream", "partition", "start", "stop", "record")
+_STREAM, _CREATED, _PARTITION, _START, _STOP, _RECORD = (
+    f"liftenvelope.{name}".encode() for name in ("stream", "created", "partition", "start", "stop", "record")
 )
 
 
@@ -52,12 +52,24 @@ class ReachedOffsets:
     Attributes:
         offsets: Offset after the last one that the files cover, by partition, for those with files.
         blanks: Last file, by partition, for those whose last file has no rows.
+        created: Creation time in ns since 1970 of the stream of the last file, by partition; 0 if not known.
         record: Options of the files; None without files.
     """
 
     offsets: Mapping[int, int]
     blanks: Mapping[int, FoundFile]
+    created: Mapping[int, int]
     record: CopyRecord | None
+
+
+@dataclass(frozen=True, slots=True)
+class _FileNotes:
+    """Metadata of a file: offset after the last one, options, number of rows, creation time of the stream."""
+
+    stop: int
+    record: CopyRecord
+    rows: int
+    created_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +119,7 @@ class ArchiveFolder:
         title: Name of the archive, for errors.
         rotation: Limits at which a file is finished.
         compression: Codec of pyarrow.
+        created_ns: Creation time of the stream in ns since 1970; 0 if not known.
         has_failed: True once a file could not be written. Its content is then undefined.
     """
 
@@ -118,12 +131,14 @@ class ArchiveFolder:
         copy: CopyPlan,
         rotation: Rotation,
         compression: str,
+        created_ns: int,
     ) -> None:
         self.place = place
         self.layout = layout
         self.title = f"the archive of {stream}"
         self.rotation = rotation
         self.compression = compression
+        self.created_ns = created_ns
         self.has_failed = False
         self._copy = copy
         self._stream = stream
@@ -147,26 +162,27 @@ class ArchiveFolder:
             if file.partition in found:
                 found[file.partition].append(file)
         ends = {number: self._end_of(files) for number, files in found.items() if files}
-        records = [record for _, record, _ in ends.values()]
+        records = [notes.record for _, notes, _ in ends.values()]
         for record in records:
             self._copy.check(record, self.title, "choose another folder")
         offsets = {number: offset for number, (offset, _, _) in ends.items()}
         blanks = {number: blank for number, (_, _, blank) in ends.items() if blank is not None}
-        return ReachedOffsets(offsets, blanks, merged_record(records, self.title))
+        created = {number: notes.created_ns for number, (_, notes, _) in ends.items()}
+        return ReachedOffsets(offsets, blanks, created, merged_record(records, self.title))
 
-    def _end_of(self, files: list[FoundFile]) -> tuple[int, CopyRecord, FoundFile | None]:
+    def _end_of(self, files: list[FoundFile]) -> tuple[int, _FileNotes, FoundFile | None]:
         newest = max(files, key=lambda file: (file.start, file.stop or 0))
         read = {one.path: self._read(one) for one in files if one.stop is None or one is newest}
-        ends = [(one, read[one.path][0] if one.stop is None else one.stop) for one in files]
+        ends = [(one, read[one.path].stop if one.stop is None else one.stop) for one in files]
         kept, repeated = resolve(ends)
         for file in repeated:
             log.warning("%s repeats offsets of other files of the archive: deleting it", file.path)
             self.place.remove(file.path)
-        _, record, rows = read[newest.path]
-        is_blank = not rows and newest is kept[-1] and newest.stop is not None
-        return dict(ends)[kept[-1]], record, newest if is_blank else None
+        notes = read[newest.path]
+        is_blank = not notes.rows and newest is kept[-1] and newest.stop is not None
+        return dict(ends)[kept[-1]], notes, newest if is_blank else None
 
-    def _read(self, file: FoundFile) -> tuple[int, CopyRecord, int]:
+    def _read(self, file: FoundFile) -> _FileNotes:
         path = self.place.located(file.path)
         try:
             with self.place.open(file.path) as source:
@@ -182,19 +198,21 @@ class ArchiveFolder:
         if there != ours:
             text = f"{path} must have offsets of type {ours}, as the stream has, got {there}"
             raise UsageError(f"{text}: it is from a server of another kind, choose another folder")
+        stop, rows, created_ns = int(metadata[_STOP]), found.num_rows, int(metadata.get(_CREATED, 0))
         if _RECORD not in metadata:
-            return int(metadata[_STOP]), self._copy.unrecorded(), found.num_rows
+            return _FileNotes(stop, self._copy.unrecorded(), rows, created_ns)
         try:
-            return int(metadata[_STOP]), CopyRecord.load(metadata[_RECORD].decode()), found.num_rows
+            return _FileNotes(stop, CopyRecord.load(metadata[_RECORD].decode()), rows, created_ns)
         except ValueError as exc:
             text = f"{path} must have the options of its archive in its metadata"
             raise UsageError(f"{text}: choose another folder; {exc}") from exc
 
     def metadata(self, partition: int, start: int, stop: int, record: CopyRecord) -> dict[bytes, bytes]:
-        """Return the metadata of a file: stream, partition, offsets that it covers, and options."""
+        """Return the metadata of a file: stream, its time, partition, offsets that it covers, and options."""
         return {
             _RECORD: record.dump().encode(),
             _STREAM: self._stream.encode(),
+            _CREATED: b"%d" % self.created_ns,
             _PARTITION: b"%d" % partition,
             _START: b"%d" % start,
             _STOP: b"%d" % stop,

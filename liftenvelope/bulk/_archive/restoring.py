@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import require
 from liftenvelope._showing import html_fields
+from liftenvelope.bulk._archive.continuing import MESSAGE_ID, restore_prefix
 from liftenvelope.bulk._archive.names import FoundFile, resolve
 from liftenvelope.bulk._archive.places import ArchivePlace, find_place
 from liftenvelope.bulk._archive.restore_payload import ArchivedMessages, messages_of
@@ -47,9 +48,8 @@ else:
 
 __all__ = ["Restored", "restore"]
 
-_ID: Final = "Nats-Msg-Id"
 #: Headers that tell the server to refuse or to delete messages.
-_ORDERS: Final = (_ID, "Nats-Rollup", "Nats-Expected-")
+_ORDERS: Final = (MESSAGE_ID, "Nats-Rollup", "Nats-Expected-")
 _NEEDED: Final = ("value", "offset", "subject")
 #: Columns that tell which row a message was.
 _PLACE: Final = ("headers", "offset")
@@ -161,7 +161,7 @@ def _archived_place(message: dict[str, Any], stream: str, prefix: str) -> tuple[
     Raises:
         UsageError: The message is not of this archive.
     """
-    found = dict(message["headers"] or ()).get(_ID, b"").decode("utf-8", "replace")
+    found = dict(message["headers"] or ()).get(MESSAGE_ID, b"").decode("utf-8", "replace")
     if not found.startswith(prefix) or not found.removeprefix(prefix).isdecimal():
         text = f"stream must be empty, or hold the beginning of this restore, got {stream!r} with others"
         raise UsageError(f"{text}: its message at offset {message['offset']} has the id {found!r:.100}")
@@ -206,7 +206,7 @@ def _planned(
         nbytes += batch.column("value").nbytes
         if progress is not None:
             progress(Progress(rows=rows, bytes=nbytes, done=rows, total=None))
-        ident = dict(batch.column("headers")[-1].as_py())[_ID]
+        ident = dict(batch.column("headers")[-1].as_py())[MESSAGE_ID]
         keeps_offsets = keeps_offsets and int(ident.rpartition(b"-")[2]) == had + rows - 1
     return Restored(rows, had, 0, keeps_offsets)
 
@@ -226,7 +226,7 @@ class _ArchivedRows:
         subject: str | None,
         kind: PayloadFormat | None,
     ) -> None:
-        self.prefix: Final = f"restore-{stream}-{partition}-"
+        self.prefix: Final = restore_prefix(stream, partition)
         self._place = place
         self._subject = subject
         self._kind = kind
@@ -276,7 +276,10 @@ class _ArchivedRows:
         count, ident = len(offsets), self.prefix.encode()
         given = batch.column("headers").to_pylist() if "headers" in batch.schema.names else [()] * count
         headers = [
-            [*(one for one in row or () if not one[0].startswith(_ORDERS)), (_ID, b"%b%d" % (ident, at))]
+            [
+                *(one for one in row or () if not one[0].startswith(_ORDERS)),
+                (MESSAGE_ID, b"%b%d" % (ident, at)),
+            ]
             for row, at in zip(given, offsets, strict=True)
         ]
         subjects = (

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from liftenvelope.bulk._reads.copying import CopyRecord
 from liftenvelope.bulk.errors import StreamRecreatedError, TableError
+from liftenvelope.bulk.ranges import was_recreated
 from liftenvelope.jetstream.api import natural
 
 __all__ = ["RECORD", "TableState", "check_incarnation", "dump_states", "load_states"]
@@ -64,7 +65,7 @@ def check_incarnation(stream: str, state: TableState, created_ns: int) -> None:
     Raises:
         StreamRecreatedError: The stream was created after these offsets were committed.
     """
-    if created_ns and state.created_ns and created_ns != state.created_ns:
+    if was_recreated(state.created_ns, created_ns):
         text = (
             f"{stream} must be the stream that the table knows, created at {state.created_ns} ns, got one "
             f"created at {created_ns} ns: write it into another table, or with another stream_id"

@@ -351,20 +351,71 @@ def test_where_there_are_no_locks(
     assert bulk.to_parquet(url, name, tmp_path).rows == 10
 
 
-def test_a_stream_that_was_made_anew(url: str, name: str, tmp_path: Path) -> None:
-    make_stream(url, name)
-    publish(url, numbered(name, 100))
-    bulk.to_parquet(url, name, tmp_path)
-
+def delete_stream(url: str, name: str) -> None:
     async def delete(js: JetStreamContext) -> None:
         await js.delete_stream(name)
 
     with_jetstream(url, delete)
+
+
+@pytest.mark.parametrize(
+    ("count", "fault"),
+    [
+        (40, "goes up to offset 99, and the stream ends at 39"),
+        (100, "goes up to offset 99 of the stream created at"),
+        (120, "goes up to offset 99 of the stream created at"),
+    ],
+)
+def test_a_stream_that_was_made_anew(url: str, name: str, tmp_path: Path, count: int, fault: str) -> None:
     make_stream(url, name)
-    publish(url, numbered(name, 40))
-    with pytest.raises(OffsetOutOfRangeError, match="goes up to offset 99, and the stream ends at 39"):
-        bulk.to_parquet(url, name, tmp_path)
-    assert bulk.to_parquet(url, name, tmp_path / "new").rows == 40
+    publish(url, numbered(name, 100))
+    bulk.to_parquet(url, name, tmp_path)
+    delete_stream(url, name)
+    make_stream(url, name)
+    publish(url, numbered(name, count))
+    for _ in range(2):
+        with pytest.raises(OffsetOutOfRangeError, match=fault) as caught:
+            bulk.to_parquet(url, name, tmp_path)
+        assert (caught.value.wanted, caught.value.newest) == (100, count - 1)
+    assert bulk.to_parquet(url, name, tmp_path / "new").rows == count
+
+
+def test_stream_restored_from_the_archive_is_archived_on(url: str, name: str, tmp_path: Path) -> None:
+    make_stream(url, name)
+    publish(url, numbered(name, 100))
+    bulk.to_parquet(url, name, tmp_path)
+    delete_stream(url, name)
+    make_stream(url, name)
+    assert bulk.restore(tmp_path, url, name).keeps_offsets
+    publish(url, numbered(name, 5))
+    assert bulk.to_parquet(url, name, tmp_path).rows == 5
+    assert bulk.to_parquet(url, name, tmp_path).rows == 0
+    assert archived(tmp_path, "offset")["offset"].to_pylist() == list(range(105))
+
+
+def test_stream_restored_from_a_backup_is_archived_on(url: str, name: str, tmp_path: Path) -> None:
+    """Servers from 2.15 on give a restored stream a new creation time."""
+    backup = Path(__file__).parent / "backups" / "nats-2.15"
+    bulk.restore_backup(backup, url, name, config={"subjects": [f"{name}.>"]})
+    assert bulk.to_parquet(url, name, tmp_path).rows == 7
+    delete_stream(url, name)
+    bulk.restore_backup(backup, url, name, config={"subjects": [f"{name}.>"]})
+    publish(url, numbered(name, 5))
+    assert bulk.to_parquet(url, name, tmp_path).rows == 5
+    assert archived(tmp_path, "offset")["offset"].to_pylist() == [1, 2, 5, 6, 7, 8, 9, *range(10, 15)]
+
+
+def test_archive_of_an_older_version_without_a_creation_time_goes_on(
+    url: str, name: str, tmp_path: Path
+) -> None:
+    make_stream(url, name)
+    publish(url, numbered(name, 10))
+    (file,) = bulk.to_parquet(url, name, tmp_path).files
+    metadata = dict(pq.read_metadata(file).metadata)
+    del metadata[b"liftenvelope.created"], metadata[b"ARROW:schema"]
+    pq.write_table(pq.read_table(file).replace_schema_metadata(metadata), file)
+    publish(url, numbered(name, 5))
+    assert bulk.to_parquet(url, name, tmp_path).rows == 5
 
 
 def test_an_end_before_that_of_the_archive(url: str, name: str, tmp_path: Path) -> None:
