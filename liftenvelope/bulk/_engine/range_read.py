@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from liftenvelope.bulk.access import Access
     from liftenvelope.bulk.ranges import Extent, Range
 
-__all__ = ["RangeRead"]
+__all__ = ["GAPS_PAUSE", "RangeRead"]
 
 #: Seconds between two looks whether retention caused the gaps, if those are only logged. Each look is a
 #: request or two, and every batch of a compacted stream has gaps.
-_GAPS_PAUSE: Final = 1.0
+GAPS_PAUSE: Final = 1.0
 
 
 class RangeSource(Protocol):
@@ -238,4 +238,4 @@ class RangeRead(ABC):
             )
             log.warning(text, told, extra=told)
         self._gaps.clear()
-        self._look_at = time.monotonic() + _GAPS_PAUSE
+        self._look_at = time.monotonic() + GAPS_PAUSE

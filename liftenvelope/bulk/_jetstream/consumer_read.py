@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope import _native
 from liftenvelope._backoff import pause_before
+from liftenvelope.bulk._engine.event_log import log
 from liftenvelope.bulk._engine.plan import retention_error
-from liftenvelope.bulk._engine.range_read import RangeRead
+from liftenvelope.bulk._engine.range_read import GAPS_PAUSE, RangeRead
 from liftenvelope.bulk._jetstream.filter_gaps import FilterGaps
 from liftenvelope.bulk._jetstream.pulls import PullsInFlight
 from liftenvelope.bulk._jetstream.requests import (
@@ -118,7 +119,7 @@ class ConsumerRead(RangeRead):
     def _open(self, link: NatsSocket) -> bool:
         """Create a consumer at the next offset; return True if anything is left to read."""
         is_current = self._make_consumer(link)
-        if self._source.filters and not self._skips.has_begun and self._plan.on_retention == "raise":
+        if self._source.filters and not self._skips.has_begun:
             left = self._left if is_current else self._count_from(self._next)
             self._count_matching(left)
         if self._sid:
@@ -150,7 +151,7 @@ class ConsumerRead(RangeRead):
         Raises:
             TransportError: The server placed no consumer on the leader.
         """
-        is_tail = self._source.filters and self._span.stop < 0 and self._plan.on_retention == "raise"
+        is_tail = self._source.filters and self._span.stop < 0
 
         def make() -> tuple[int, str]:
             self._drop_consumer(link)
@@ -373,14 +374,12 @@ class ConsumerRead(RangeRead):
         return super()._must_check() or self._skips.is_due(self._flushed)
 
     def _check_gaps(self) -> None:
-        """Raise RetentionError if retention took messages that match, and the policy is "raise"."""
+        """Raise RetentionError if retention took messages that match, or log that if the policy is "skip"."""
         source = self._source
         if not source.filters:
             super()._check_gaps()
             return
-        if self._plan.on_retention != "raise":
-            self._gaps.clear()
-            return
+        self._look_at = time.monotonic() + GAPS_PAUSE
         # The server is asked before the gaps are taken: an answer may not come, and the read then goes on.
         oldest, age = source.oldest_and_age()
         may_jump = any(start < oldest for start, _ in self._gaps) and source.may_have_holes()
@@ -391,8 +390,15 @@ class ConsumerRead(RangeRead):
             return
         if lost is None:
             lost = self._lost_of_backlog()
-        if lost is not None:
+        if lost is None:
+            return
+        if self._plan.on_retention == "raise":
             raise retention_error(source.stream, self._span.partition, lost, oldest)
+        told = {"read": self._name, "offset": lost, "oldest": oldest}
+        text = (
+            "%(read)s: retention took messages of the filter from offset %(offset)d on before they were read"
+        )
+        log.warning(text, told, extra=told)
 
     def _lost_of_backlog(self) -> int | None:
         """Return the start of the gap in which messages were lost that were stored when the read began."""
@@ -406,6 +412,7 @@ class ConsumerRead(RangeRead):
             left = self._count_from(between[0]) - later
         if skips.is_complete(left) or not skips.has_lost(self._source.oldest_and_age()[0]):
             return None
+        skips.write_off()
         return suspect
 
 

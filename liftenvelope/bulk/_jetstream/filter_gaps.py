@@ -34,6 +34,8 @@ class FilterGaps:
     def __init__(self, start: int) -> None:
         self._start = self._reached = start
         self._skipped = 0
+        # Messages of the backlog that were missing when they were last counted.
+        self._missing = 0
         self._matching = self._end = -1
         self._suspect: int | None = None
         # Offset to reach before the suspect is looked at again.
@@ -115,7 +117,8 @@ class FilterGaps:
             left: Number of messages that are still to come, as the leader counts them.
         """
         got = min(self._reached, self._end) - self._start - self._skipped
-        if got + left < self._matching:
+        self._missing = self._matching - got - left
+        if self._missing > 0:
             return False
         self.acquit()
         return True
@@ -128,3 +131,8 @@ class FilterGaps:
         """
         self._again_at = min(oldest, self._end)
         return self._reached >= self._again_at
+
+    def write_off(self) -> None:
+        """Forget the suspect and the lost messages, after :meth:`has_lost`: only further ones count now."""
+        self._matching -= self._missing
+        self.acquit()

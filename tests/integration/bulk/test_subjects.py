@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -171,6 +171,27 @@ def test_retention_of_other_subjects_is_no_loss_of_a_filtered_read(server: NatsS
     _purge_while_reading(server, "KEEP", 500)
 
 
+def lost_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    lines = [one.message for one in caplog.records if one.name == "liftenvelope.bulk"]
+    return [one for one in lines if "retention took" in one]  # a busy machine may lose a read, too
+
+
+@pytest.mark.parametrize("first", [300, 600])
+def test_matching_messages_that_retention_takes_from_a_filtered_read_are_logged(
+    server: NatsServer, caplog: pytest.LogCaptureFixture, first: int
+) -> None:
+    name = f"SKIP{first}"
+    make_stream(server.url, name)
+    publish(
+        server.url,
+        [(f"{name}.wanted" if at in (first, 900) else f"{name}.other", b"", None) for at in range(1_000)],
+    )
+    found = _purge_while_reading(server, name, 500, on_retention="skip")
+    assert found == [at for at in (first, 900) if at > 500]
+    text = f"{name}: retention took messages of the filter from offset 0 on before they were read"
+    assert lost_lines(caplog) == [text] * (first < 500)
+
+
 def test_retention_of_a_matching_message_fails_a_filtered_read(server: NatsServer) -> None:
     make_stream(server.url, "GONE")
     publish(
@@ -255,7 +276,9 @@ def test_retention_of_messages_on_their_way_is_no_loss_of_a_filtered_read(server
     assert purged
 
 
-def _purge_while_reading(server: NatsServer, name: str, oldest: int) -> None:
+def _purge_while_reading(
+    server: NatsServer, name: str, oldest: int, on_retention: Literal["raise", "skip"] = "raise"
+) -> list[int]:
     """Read messages, some of which are purged after the consumer was made and before its first pull."""
     pull = ConsumerRead._pull
     purged = []
@@ -270,7 +293,8 @@ def _purge_while_reading(server: NatsServer, name: str, oldest: int) -> None:
         pull(read, link)
 
     with filtered_by("server"), patch.object(ConsumerRead, "_pull", purge_first):
-        bulk.read(server.url, name, subjects=f"{name}.wanted").read_all()
+        reader = bulk.read(server.url, name, subjects=f"{name}.wanted", on_retention=on_retention)
+        return offsets(reader.read_all())
 
 
 @pytest.mark.parametrize("who", ["server", "reader"])
@@ -313,6 +337,28 @@ def test_tail_that_is_not_read_notices_that_retention_took_messages_that_match(s
         publish(server.url, [("SLOW.wanted", bytes(100_000), None)] * 300)
     with pytest.raises(RetentionError):
         reader.read_all()
+
+
+def test_tail_that_skips_logs_that_retention_took_messages_that_match(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_stream(server.url, "LATE", max_msgs=40)
+    publish(server.url, [("LATE.wanted", b"", None)])
+    with filtered_by("server"):
+        reader = bulk.tail(
+            server.url,
+            "LATE",
+            subjects="LATE.wanted",
+            start="earliest",
+            batch_bytes=1 << 20,
+            on_retention="skip",
+        )
+    reader.read_next_batch()
+    for _ in range(4):
+        publish(server.url, [("LATE.wanted", bytes(100_000), None)] * 300)
+    while reader.read_next_batch()["offset"].to_pylist()[-1] < 1_200:
+        pass
+    assert lost_lines(caplog)
 
 
 def test_liftbridge_subjects_are_those_that_were_published_to(liftbridge_server: LiftbridgeCluster) -> None:

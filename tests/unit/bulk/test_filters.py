@@ -116,6 +116,22 @@ def test_loss_is_found_exactly_when_a_matching_message_is_gone(data: st.DataObje
     assert lost == (came != matching)
 
 
+def test_lost_messages_count_once() -> None:
+    # Offsets 0, 50 and 90 match. Retention takes the first one, and later the second one.
+    gaps = FilterGaps(0)
+    gaps.begin(3, 100, 0.0)
+    assert gaps.pass_over([(0, 20)], 20, 20, 0.0) is None
+    assert not gaps.is_complete(2)
+    assert gaps.has_lost(20)
+    gaps.write_off()
+    assert gaps.suspect is None
+    assert gaps.pass_over([(20, 40)], 40, 30, 0.0) is None
+    assert gaps.is_complete(2)
+    assert gaps.pass_over([(40, 80)], 80, 80, 0.0) is None
+    assert not gaps.is_complete(1)
+    assert gaps.has_lost(80)
+
+
 def test_later_gap_is_no_loss_if_the_oldest_message_was_there_when_the_read_was_up_to_date() -> None:
     gaps = FilterGaps(0)
     gaps.begin(0, 10, 100.0)
