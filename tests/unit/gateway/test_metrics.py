@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -26,7 +25,6 @@ from liftenvelope.gateway.serving import Serving
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "operating.md").read_text("utf-8")
 ALERTS = ROOT / "docs" / "gateway-alerts.yml"
-DASHBOARD = ROOT / "docs" / "gateway-dashboard.json"
 PREFIX = "liftenvelope_gateway_"
 #: Name, type and labels of each metric of the gateway, as the page has them.
 ROWS = re.findall(
@@ -162,40 +160,3 @@ from liftenvelope.gateway import Gateway
 assert len(Gateway(Client()).metrics()) > 40
 """
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-class TestDashboard:
-    """The dashboard for Grafana, by the rules of its documentation: no public schema covers panels."""
-
-    found: dict[str, Any] = json.loads(DASHBOARD.read_text("utf-8"))
-    panels: list[dict[str, Any]] = found["panels"]
-
-    def test_panels_have_ids_titles_units_and_queries_of_their_own(self) -> None:
-        for part in ("id", "title"):
-            values = [panel[part] for panel in self.panels]
-            assert len(set(values)) == len(values)
-        for panel in self.panels:
-            assert panel["fieldConfig"]["defaults"]["unit"]
-            letters = [target["refId"] for target in panel["targets"]]
-            assert letters == ["A", "B"][: len(letters)]
-
-    def test_panels_lie_on_the_grid_side_by_side(self) -> None:
-        places = [panel["gridPos"] for panel in self.panels]
-        cells = [
-            (place["x"] + column, place["y"] + row)
-            for place in places
-            for column in range(place["w"])
-            for row in range(place["h"])
-        ]
-        assert len(set(cells)) == len(cells)
-        assert max(column for column, _ in cells) < 24
-
-    def test_every_variable_is_defined(self) -> None:
-        defined = {variable["name"] for variable in self.found["templating"]["list"]}
-        used = set(re.findall(r"\$\{?([a-z]\w*)", DASHBOARD.read_text("utf-8")))
-        assert used == defined
-
-    def test_it_is_what_its_program_writes(self) -> None:
-        command = [sys.executable, str(ROOT / "docs" / "dashboard.py"), "--check"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")

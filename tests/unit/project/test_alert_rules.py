@@ -1,4 +1,4 @@
-"""Alert rules and the dashboard: valid PromQL about series, labels and values that the programs expose."""
+"""Alert rules and dashboards: valid PromQL about series, labels and values that the programs expose."""
 
 from __future__ import annotations
 
@@ -145,13 +145,31 @@ def test_every_metric_of_an_archive_that_tells_of_trouble_has_a_rule() -> None:
     }
 
 
-def test_expressions_of_the_dashboard_name_series_that_exist() -> None:
-    panels = json.loads((DOCS / "gateway-dashboard.json").read_text("utf-8"))["panels"]
+@pytest.mark.parametrize(
+    ("file", "labels"),
+    [
+        ("gateway-dashboard.json", '{instance=~"$instance"}'),
+        ("archive-dashboard.json", '{instance=~"$instance", pipeline=~"$pipeline"}'),
+    ],
+)
+def test_expressions_of_the_dashboards_name_series_that_exist(file: str, labels: str) -> None:
+    panels = json.loads((DOCS / file).read_text("utf-8"))["panels"]
     expressions = [target["expr"] for panel in panels for target in panel["targets"]]
-    assert len(expressions) > 15
+    assert len(expressions) >= 9
     for text in expressions:
         assert faults(text.replace("$__rate_interval", "5m")) == [], text
-        assert '{instance=~"$instance"}' in text
+        assert labels in text
+
+
+def test_dashboard_of_archives_has_all_their_metrics() -> None:
+    panels = json.loads((DOCS / "archive-dashboard.json").read_text("utf-8"))["panels"]
+    used = {
+        one.name
+        for panel in panels
+        for target in panel["targets"]
+        for one in selectors(promql_parser.parse(target["expr"].replace("$__rate_interval", "5m")))
+    }
+    assert used == {name for name in SERIES if name.startswith("liftenvelope_archive_")}
 
 
 @pytest.mark.parametrize(
