@@ -196,9 +196,11 @@ class ArrowDecoder(PayloadDecoder):
         for index, value in enumerate(buffers_of(values)):
             try:
                 found = read_batch(value, self._kind)
-                nbytes += found.nbytes + _ROW_BYTES * found.num_rows
+                size = found.nbytes  # takes some time
+                nbytes += size + _ROW_BYTES * found.num_rows
+                added = self._missing_bytes(found, size)
                 batches.append(self._chosen(found))
-                nbytes += max(batches[-1].nbytes - found.nbytes, 0)
+                nbytes += added
             except ValueError as exc:
                 bad.append(BadValue(index, str(exc)))
                 batches.append(null_row(self.schema))
@@ -211,10 +213,9 @@ class ArrowDecoder(PayloadDecoder):
         """Return the columns of the schema.
 
         Raises:
-            ValueError: A column has another type, or stands twice, or nulls for missing ones are too large.
+            ValueError: A column has another type, or stands twice.
         """
         counts = Counter(batch.schema.names)
-        self._check_missing(batch)
         arrays = []
         for field in self._fields:
             count = counts[field.name]
@@ -226,18 +227,22 @@ class ArrowDecoder(PayloadDecoder):
             arrays.append(array)
         return batch_of(arrays, self.schema, batch.num_rows)
 
-    def _check_missing(self, batch: pa.RecordBatch) -> None:
-        """Check the size of the nulls before they are made: rows without a column take no bytes.
+    def _missing_bytes(self, batch: pa.RecordBatch, size: int) -> int:
+        """Return the size of the nulls before they are made: rows without a column take no bytes.
 
         Raises:
             ValueError: The message would exceed a limit.
         """
         present = set(batch.schema.names)
-        width = _null_bytes(field for field in self._fields if field.name not in present)
-        nbytes = batch.nbytes + batch.num_rows * width
+        added: int = batch.num_rows * _null_bytes(
+            field for field in self._fields if field.name not in present
+        )
         limit = self._kind.max_decoded_bytes
-        if width and nbytes > limit:
-            raise ValueError(f"{nbytes} bytes with missing columns, more than max_decoded_bytes={limit}")
+        if added and size + added > limit:
+            raise ValueError(
+                f"{size + added} bytes with missing columns, more than max_decoded_bytes={limit}"
+            )
+        return added
 
 
 class ArrowEncoder(PayloadEncoder):

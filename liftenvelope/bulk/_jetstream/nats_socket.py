@@ -261,7 +261,7 @@ class NatsSocket:
             larger[:held] = self.view[self.start : self.end]
             self._buffer, self.view = larger, memoryview(larger)
         elif held:
-            self.view[:held] = bytes(self.view[self.start : self.end])
+            self.view[:held] = self.view[self.start : self.end]  # the parts may overlap
         self.start, self.end = 0, held
 
     # What is not a row
