@@ -32,15 +32,17 @@ def lazy_frame(reads: ScanReads) -> pl.LazyFrame:
     def batches(
         columns: list[str] | None, predicate: pl.Expr | None, limit: int | None, _: int | None
     ) -> Iterator[pl.DataFrame]:
-        narrowing = Narrowing().all_of(() if predicate is None else conditions_of(predicate))
+        # polars 2 gives both to ``head(n).filter(p)``: the limit counts all rows, and p filters the first n.
+        narrows = conditions_of(predicate) if predicate is not None and limit is None else ()
+        narrowing = Narrowing().all_of(narrows)
         left = limit
         for batch in reads.read(columns or None, narrowing):
             frame = _frame(pl.DataFrame(batch))
-            if predicate is not None:  # every condition, since most are not exact
-                frame = frame.filter(predicate)
             if left is not None:
                 frame = frame.head(left)
                 left -= len(frame)
+            if predicate is not None:  # every condition, since most are not exact
+                frame = frame.filter(predicate)
             yield frame
             if left == 0:
                 return

@@ -126,6 +126,20 @@ def test_queries_of_polars_and_duckdb_return_what_they_return_of_a_full_read(
     assert sorted(rows) == expected
 
 
+@settings(max_examples=25)
+@given(predicate=predicates, limit=st.integers(0, COUNT))
+def test_polars_filters_the_first_rows_of_a_scan(
+    server: NatsServer, everything: pa.Table, predicate: Any, limit: int
+) -> None:
+    whole = pl.DataFrame(everything).with_columns(pl.col("subject").cast(pl.String))
+    lazy = bulk.scan(server.url, "SCAN").to_polars()
+    found, expected = (
+        frame.head(limit).filter(predicate[0]).select("offset", "value").collect().rows()
+        for frame in (lazy, whole.lazy())
+    )
+    assert found == expected
+
+
 def test_polars_reads_only_what_its_query_needs(server: NatsServer, reads: Reads) -> None:
     lazy = bulk.scan(server.url, "SCAN").to_polars()
     assert reads.columns == []
