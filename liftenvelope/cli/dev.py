@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -34,6 +35,8 @@ _KEPT: Final = 100_000
 _INTERVAL: Final = 1.0
 _PAUSE: Final = 1.0
 _DRAIN: Final = 2.0
+#: Reason for a taken port in the errors of the gateway and the monitor, and in the log of nats-server.
+_IN_USE: Final = "address already in use"
 
 
 @click.command()
@@ -81,7 +84,22 @@ def dev(nats_port: int, listen: str, http: str, rate: float, data_dir: str | Non
     except UsageError as exc:
         raise click.UsageError(str(exc)) from exc
     except LiftEnvelopeError as exc:
-        raise click.ClickException(str(exc)) from exc
+        places = {"--nats-port": f"127.0.0.1:{nats_port}", "--listen": listen, "--http": http}
+        raise click.ClickException(_explained(exc, places)) from exc
+
+
+def _explained(error: LiftEnvelopeError, places: Mapping[str, str]) -> str:
+    """Return the text of an error; for a taken port a sentence with the option, not nats-server's log."""
+    text = str(error)
+    if _IN_USE not in text:
+        return text
+    for option, address in places.items():
+        if re.search(rf"{re.escape(address)}\b", text):
+            return (
+                f"{option} must have a free port, got {address}: {_IN_USE}; "
+                "stop the program that listens there, or choose another port (0: any free one)"
+            )
+    return text
 
 
 @contextmanager

@@ -10,8 +10,10 @@ import subprocess
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 import liftenvelope
-from tests.integration.cli.commands import error_of, started, text_of
+from tests.integration.cli.commands import error_of, run, started, text_of
 
 FREE = ("--nats-port", "0", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--json")
 PATIENCE = 240.0
@@ -67,8 +69,14 @@ def test_dev_refuses_a_page_that_others_could_open() -> None:
     assert "token" in line
 
 
-def test_dev_names_a_taken_port() -> None:
+@pytest.mark.parametrize("option", ["--nats-port", "--listen", "--http"])
+def test_dev_names_the_option_of_a_taken_port_in_one_line(option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        line = error_of("dev", *FREE[:2], "--listen", f"127.0.0.1:{port}", *FREE[4:6])
-    assert str(port) in line
+        value = str(port) if option == "--nats-port" else f"127.0.0.1:{port}"
+        done = run("dev", *FREE, option, value)
+    assert done.exit_code == 1
+    assert done.stderr == (
+        f"Error: {option} must have a free port, got 127.0.0.1:{port}: address already in use; "
+        "stop the program that listens there, or choose another port (0: any free one)\n"
+    )
