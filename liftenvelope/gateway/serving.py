@@ -173,6 +173,12 @@ class Serving:
             gateway["limits"] = Limits(**_known("limits", limits, _defaults(Limits)))
         return cls(**{**given, "gateway": gateway})
 
+    @property
+    def needs_nats_login(self) -> bool:
+        """True if clients of the embedded server must log in; False without one."""
+        policy = self.gateway.get("policy_file")
+        return self.data_dir is not None and (self.nats_login or policy is not None)
+
     def new_gateway(self, nc: Client, read_nc: Client | None) -> Gateway:
         """Return a gateway that is not started yet.
 
@@ -328,7 +334,7 @@ async def embedded_nats(serving: Serving) -> AsyncIterator[EmbeddedNats | None]:
         Path(serving.data_dir),
         host=serving.nats_host,
         port=serving.nats_port,
-        open_to_publishers=not serving.nats_login and serving.gateway.get("policy_file") is None,
+        open_to_publishers=not serving.needs_nats_login,
         config={"debug": True} if serving.nats_debug else {},
     )
     await own.start()

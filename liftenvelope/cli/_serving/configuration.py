@@ -248,10 +248,14 @@ class Configuration:
         for setting in sorted(
             SETTINGS, key=lambda one: ("nats", "gateway", "monitor", "log").index(one.table)
         ):
-            value = serving.data_dir if setting.name == "data_dir" else self[setting.name]
+            value, origin = self[setting.name], self._origins[setting.name]
+            if setting.name == "data_dir":
+                value = serving.data_dir
+            elif setting.name == "nats_login" and value != serving.needs_nats_login:
+                value, origin = serving.needs_nats_login, "policy"
             if isinstance(value, str) and ("://" in value or setting.name == "nats"):
                 value = without_secrets(value)
-            yield _Line(setting.table, setting.entry, value, self._origins[setting.name], setting.shown)
+            yield _Line(setting.table, setting.entry, value, origin, setting.shown)
         for one in fields(self.limits):
             value, origin = getattr(self.limits, one.name), self._limit_origins.get(one.name, "default")
             yield _Line(LIMITS, one.name, list(value) if isinstance(value, tuple) else value, origin, "")

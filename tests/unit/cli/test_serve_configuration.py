@@ -373,6 +373,21 @@ class TestCheck:
         policy.write_text("p, app, *, FetchMetadata")
         assert check(*files, "--policy", str(policy)).exit_code == 0
 
+    @pytest.mark.parametrize(
+        ("nats", "login"),
+        [((), {"value": True, "origin": "policy"}), (NATS, {"value": False, "origin": "default"})],
+    )
+    def test_policy_shows_that_the_server_it_starts_needs_a_login(
+        self, tmp_path: Path, nats: tuple[str, ...], login: dict[str, object]
+    ) -> None:
+        files = [
+            f"--{name.replace('_', '-')}={path}"
+            for name, path in Certificates(tmp_path).gateway_config.items()
+        ]
+        policy = tmp_path / "policy.csv"
+        policy.write_text("p, app, *, FetchMetadata")
+        assert checked(*nats, *files, "--policy", str(policy))["nats"]["login"] == login
+
     def test_seed_is_checked_and_not_shown(self, tmp_path: Path) -> None:
         seed = tmp_path / "seed"
         seed.write_bytes(b"no seed")
