@@ -64,6 +64,7 @@ def test_help_of_the_demo() -> None:
 #: Arguments of a call that is refused, and a part of the text that says why.
 WRONG_CALLS: list[tuple[list[str], str]] = [
     (["nosuch"], "No such command 'nosuch'"),
+    (["publsh"], "No such command 'publsh'. Did you mean 'publish'?"),
     (["--nosuch"], "No such option"),
     (["demo", "--nosuch"], "No such option"),
     (["demo", "--messages", "many"], "'many' is not a valid integer"),
