@@ -105,7 +105,10 @@ async def create_consumer(
 async def edit_consumer(
     servers: CommandServers, stream: str, name: str, dry_run: bool, as_json: bool, **options: Any
 ) -> None:
-    """Change settings of CONSUMER, which keeps its position."""
+    """Change settings of CONSUMER, which keeps its position.
+
+    Options that are left out change nothing.
+    """
     servers.need("nats", "consumer edit")
     async with servers.jetstream() as js:
         old = (await js.consumer(stream, name)).cached_info.config

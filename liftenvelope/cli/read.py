@@ -60,7 +60,12 @@ if TYPE_CHECKING:
 )
 @click.option("--columns", help="Names of columns, separated by commas.")
 @click.option(
-    "--envelope", default="none", show_default=True, type=click.Choice(["none", "strip", "columns"])
+    "--envelope",
+    default="none",
+    show_default=True,
+    type=click.Choice(["none", "strip", "columns"]),
+    help="JetStream: strip opens envelopes, so that key, value and headers are theirs; columns also adds "
+    "ack_inbox, correlation_id, ack_policy and expected_offset.",
 )
 @with_payload("Format of the values, whose fields become columns.")
 @click.option(

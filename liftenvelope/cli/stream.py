@@ -283,7 +283,7 @@ async def create_stream(servers: CommandServers, name: str, as_json: bool, **opt
 async def edit_stream(
     servers: CommandServers, name: str, dry_run: bool, as_json: bool, **options: Any
 ) -> None:
-    """Change settings of STREAM (JetStream).
+    """Change settings of STREAM (JetStream). Options that are left out change nothing.
 
     Liftbridge's API changes no settings: there are `pause`, `resume` and `readonly`.
     """

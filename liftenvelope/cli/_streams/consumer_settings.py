@@ -48,7 +48,7 @@ def _pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> di
 _BOTH: Final = (
     click.option("--filter", "filters", multiple=True, help="Deliver only this subject; repeatable."),
     click.option("--description", help="Text for people."),
-    click.option("--ack-wait", type=_DURATION, help="Time until redelivery.  [default: 30s]"),
+    click.option("--ack-wait", type=_DURATION, help="Time until redelivery; 30s unless set."),
     click.option(
         "--backoff",
         metavar="TIMES",
