@@ -48,6 +48,8 @@ _SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _UNLIMITED: Final = 4_000
 #: Widest column of names, such as those of headers.
 _NAME: Final = 32
+#: Width from which a column of names may be folded: that of the time of a day.
+_FOLDED: Final = 12
 
 
 def shown(text: str, *, keep: str = "") -> str:
@@ -189,13 +191,25 @@ def rich_console() -> Console:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows under headings. Numbers are aligned to the right."""
+    """Print rows under headings. Numbers are aligned to the right.
+
+    If the terminal is too narrow, print each row as a block of lines: rich would cut numbers and columns off.
+    """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     cells = [list(row) for row in rows]
+    needed = -2
     for index, name in enumerate(columns):
-        is_number = bool(cells) and all(isinstance(row[index], int | float | None) for row in cells)
+        column = [row[index] for row in cells]
+        is_number = bool(cells) and all(isinstance(value, int | float | None) for value in column)
         # A long name is folded before a number is.
         table.add_column(name, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
+        width = max(len(name), *(len(_cell(value)) for value in column), 0)
+        needed += 2 + (width if is_number else min(width, _FOLDED))
+    if needed > rich_console().width:
+        for row in cells:
+            _print(_pairs(zip(columns, row, strict=True)))
+            click.echo()
+        return
     for row in cells:
         table.add_row(*map(_cell, row))
     _print(table)
@@ -204,13 +218,16 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 def print_facts(title: str, facts: Mapping[str, object]) -> None:
     """Print a title, and a line for each name and value. Values of None are left out."""
     click.echo(shown(title))
+    _print(_pairs((f"  {name}", value) for name, value in facts.items() if value is not None))
+
+
+def _pairs(pairs: Iterable[tuple[str, object]]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(overflow="fold", max_width=_NAME)
     table.add_column(overflow="fold")
-    for name, value in facts.items():
-        if value is not None:
-            table.add_row(Text(shown(f"  {name}")), _cell(value))
-    _print(table)
+    for name, value in pairs:
+        table.add_row(Text(shown(name)), _cell(value))
+    return table
 
 
 def _print(table: Table) -> None:

@@ -146,6 +146,19 @@ def test_table_fits_80_columns_and_keeps_numbers_whole(monkeypatch: pytest.Monke
     assert "[red]:smile:\\x1b[31m" in text
 
 
+def test_table_that_is_too_wide_becomes_a_block_of_lines_for_each_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ["stream", "subject", "messages", "bytes"]
+    rows = [("orders", "orders.>", 1_234_567, 123_456_789), ("b", "c", 2, None)]
+    text = printed(monkeypatch, "39", lambda: print_table(names, rows))
+    assert text == (
+        "stream    orders\nsubject   orders.>\nmessages  1,234,567\nbytes     123,456,789\n\n"
+        "stream    b\nsubject   c\nmessages  2\nbytes     -\n\n"
+    )
+    assert len(printed(monkeypatch, "40", lambda: print_table(names, rows)).splitlines()) == 3
+
+
 def test_table_for_a_pipe_has_one_line_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [("x" * 200, 1), ("y", 2)]
     text = printed(monkeypatch, None, lambda: print_table(["name", "count"], rows))
