@@ -166,6 +166,8 @@ def _text(number: int, line: str | bytes) -> str:
 def _row(number: int, line: str) -> dict[str, Any]:
     try:
         given = json.loads(line)
+    except json.JSONDecodeError as exc:  # its text has a line of its own, which is always 1
+        raise UsageError(f"line {number} must be JSON: {exc.msg} at column {exc.colno}") from exc
     except (ValueError, RecursionError) as exc:
         raise UsageError(f"line {number} must be JSON: {exc}") from exc
     if not isinstance(given, dict):
