@@ -7,10 +7,10 @@ import binascii
 import contextlib
 import datetime
 import json
+import math
 import reprlib
 import secrets
 from collections.abc import Iterable, Iterator
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +34,8 @@ _BINARY: Final = ("key", "value")
 #: Suffix of a JSON name whose value is base64, because the bytes are not UTF-8.
 _BASE64: Final = "_base64"
 _LINES: Final = 1024
+#: Types that JSON has.
+_JSON: Final = (str, int, float, list, tuple, dict)
 #: Rows to read from a Parquet file at a time.
 _BATCH_ROWS: Final = 65_536
 _SCHEMA: Final = pa.schema(
@@ -84,7 +86,9 @@ def to_lines(batch: pa.RecordBatch) -> Iterator[str]:
 
     UTF-8 bytes become text. Other bytes become base64: the name of the column gets the suffix ``_base64``,
     and a header value becomes ``{"base64": ...}``. Times are in ISO format with all decimals of their unit,
-    timestamps with a zone in UTC. Nulls are left out.
+    timestamps with a zone in UTC. Numbers that JSON lacks become the texts ``NaN``, ``Infinity`` and
+    ``-Infinity``. Nulls are left out. A map is an object, or a list of pairs if a key is neither text nor a
+    number.
 
     >>> import pyarrow as pa
     >>> batch = pa.record_batch({"value": [b"one", b"\xff"], "offset": [7, 8]})
@@ -96,14 +100,31 @@ def to_lines(batch: pa.RecordBatch) -> Iterator[str]:
         found: dict[str, Any] = {}
         for name, values in columns:
             _put(found, name, values[row])
-        yield json.dumps(found, ensure_ascii=False, default=_plain)
+        try:
+            yield json.dumps(found, ensure_ascii=False, allow_nan=False, default=_plain)
+        except ValueError:
+            yield json.dumps(_finite(found), ensure_ascii=False, allow_nan=False, default=_plain)
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with texts in place of the numbers that JSON lacks."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _values(column: pa.Array, kind: pa.DataType) -> list[Any]:
     found = json_values(column)
     if pa.types.is_map(kind):
-        return [None if row is None else {name: _plain(value) for name, value in row} for row in found]
+        return [None if row is None else _map(row) for row in found]
     return found
+
+
+def _map(row: list[tuple[Any, Any]]) -> Any:
+    pairs = [(_plain(name), _plain(value)) for name, value in row]
+    return dict(pairs) if all(isinstance(name, str | int | float) for name, _ in pairs) else pairs
 
 
 def _put(row: dict[str, Any], name: str, value: Any) -> None:
@@ -123,7 +144,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime.date):
         return value.isoformat()
     if not isinstance(value, bytes):
-        return str(value) if isinstance(value, Decimal) else value
+        return value if value is None or isinstance(value, _JSON) else str(value)  # such as a Decimal, a UUID
     try:
         return value.decode()
     except UnicodeDecodeError:

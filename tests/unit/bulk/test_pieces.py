@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import queue
 import threading
 import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +269,27 @@ class TestLines:
         moment = pa.array([1_700_000_000_123_456_789], pa.timestamp("ns", "UTC"))
         line = next(to_lines(pa.record_batch({"timestamp": moment})))
         assert line == '{"timestamp": "2023-11-14T22:13:20.123456789Z"}'
+
+    @pytest.mark.parametrize(
+        ("column", "shown"),
+        [
+            (pa.array([math.nan]), "NaN"),
+            (pa.array([{"a": [math.inf, -math.inf, 1.0]}]), {"a": ["Infinity", "-Infinity", 1.0]}),
+            (pa.array([[("a", math.nan)]], pa.map_(pa.string(), pa.float64())), {"a": "NaN"}),
+            (pa.array([[(b"a", 1)]], pa.map_(pa.binary(), pa.int64())), {"a": 1}),
+            (pa.array([[(b"\xff", 1)]], pa.map_(pa.binary(), pa.int64())), [[{"base64": "/w=="}, 1]]),
+            (pa.array([[(Decimal("1.5"), 1)]], pa.map_(pa.decimal128(4, 1), pa.int64())), {"1.5": 1}),
+            (pa.array([bytes(16)], pa.uuid()), "00000000-0000-0000-0000-000000000000"),
+        ],
+    )
+    def test_value_without_a_form_in_json_is_shown_as_one_that_json_has(
+        self, column: pa.Array, shown: object
+    ) -> None:
+        def refuse(constant: str) -> None:
+            raise AssertionError(f"{constant} is no JSON")
+
+        (line,) = to_lines(pa.record_batch({"column": column}))
+        assert json.loads(line, parse_constant=refuse) == {"column": shown}
 
     def test_no_parquet(self, tmp_path: Path) -> None:
         (tmp_path / "x").write_bytes(b"no")
