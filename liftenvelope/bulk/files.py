@@ -12,9 +12,10 @@ import reprlib
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from liftenvelope._checks import MAX_INT32, is_encodable, require
+from liftenvelope.bulk._archive.files import check_parquet
 from liftenvelope.bulk._archive.places import check_arrow_path
 from liftenvelope.bulk._archive.row_groups import rows_of_groups
 from liftenvelope.errors import UsageError
@@ -28,7 +29,7 @@ else:
 
     pq = require("pyarrow.parquet", "bulk")
 
-__all__ = ["from_lines", "open_parquet", "save_parquet", "to_lines"]
+__all__ = ["file_when_complete", "from_lines", "open_parquet", "save_parquet", "to_lines"]
 
 _BINARY: Final = ("key", "value")
 #: Suffix of a JSON name whose value is base64, because the bytes are not UTF-8.
@@ -49,20 +50,35 @@ _SCHEMA: Final = pa.schema(
 )
 
 
-def save_parquet(reader: pa.RecordBatchReader, path: Path) -> int:
-    """Write all rows into one file and return their number. The file appears only when it is complete."""
+@contextlib.contextmanager
+def file_when_complete(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for writing that appears under its name only after the block has ended without an error."""
     # A new name in each call: another run may write the same file at the same time.
-    draft, rows = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part"), 0
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     with draft.open("xb") as file:
         try:
-            with pq.ParquetWriter(file, reader.schema, compression="zstd") as writer:
-                for batch in reader:
-                    writer.write_batch(batch)
-                    rows += batch.num_rows
+            yield file
             file.close()  # writes what is left, and may fail
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def save_parquet(reader: pa.RecordBatchReader, path: Path) -> int:
+    """Write all rows into one file and return their number. The file appears only when it is complete.
+
+    Raises:
+        UsageError: Parquet lacks the type of a column.
+    """
+    check_parquet(reader.schema)
+    rows = 0
+    with (
+        file_when_complete(path) as file,
+        pq.ParquetWriter(file, reader.schema, compression="zstd") as writer,
+    ):
+        for batch in reader:
+            writer.write_batch(batch)
+            rows += batch.num_rows
     return rows
 
 

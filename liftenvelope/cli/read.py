@@ -181,14 +181,16 @@ def _print(
     source: Any, stream: str, to: str, how: dict[str, Any], limit: int | None, *, follow: bool
 ) -> None:
     from liftenvelope import bulk
-    from liftenvelope.bulk.files import to_lines
+    from liftenvelope.bulk.files import file_when_complete, to_lines
 
     check_lines("--to", to)
     check_open("--to", to, sys.__stdout__)  # main() puts another one in the place of a closed one
     check_folder("--to", to)
     reader = bulk.tail(source, stream, **how) if follow else bulk.read(source, stream, **how)
+    # A file that is followed has no end. A device or a pipe can't be replaced.
+    is_direct = follow or to == "-" or (Path(to).exists() and not Path(to).is_file())
     # Bytes, because the terminal's text encoding need not be UTF-8, and JSON is.
-    with click.open_file(to, "wb") as out:
+    with click.open_file(to, "wb") if is_direct else file_when_complete(Path(to)) as out:
         for batch in _first(reader, limit):
             for line in to_lines(batch):
                 out.write(harmless_json(line).encode() + b"\n")

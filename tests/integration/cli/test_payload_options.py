@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,29 @@ def url(server: NatsServer, name: str) -> str:
     make_stream(server.url, name)
     make_stream(server.url, f"{name}-BAD")
     return server.url
+
+
+@pytest.mark.parametrize("kind", ["ndjson", "parquet"])
+def test_read_that_fails_leaves_the_file_of_an_earlier_one(
+    url: str, name: str, tmp_path: Path, kind: str
+) -> None:
+    publish(url, [(f"{name}.x", value, None) for value in (b'{"id": 1}', b"no json")])
+    path = tmp_path / f"out.{kind}"
+    path.write_text("of an earlier read")
+    done = CliRunner().invoke(root, ["read", name, "--url", url, "--payload", "json", "--to", str(path)])
+    assert done.exit_code == 1, done.output
+    assert path.read_text() == "of an earlier read"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_lines_go_into_a_pipe_that_has_a_name(url: str, name: str, tmp_path: Path) -> None:
+    publish(url, [(f"{name}.x", b"one", None)])
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE)
+    done = CliRunner().invoke(root, ["read", name, "--url", url, "--to", str(pipe)])
+    assert done.exit_code == 0, done.output
+    assert json.loads(reader.communicate()[0])["value"] == "one"
+    assert pipe.is_fifo()
 
 
 @pytest.fixture

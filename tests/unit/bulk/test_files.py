@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from liftenvelope.bulk.files import open_parquet, save_parquet
+from liftenvelope.errors import UsageError
 
 SCHEMA = pa.schema({"number": pa.int64()})
 
@@ -70,3 +71,11 @@ def test_reader_of_a_file_holds_few_row_groups_at_a_time(tmp_path: Path) -> None
         most = max(most, pa.total_allocated_bytes() - before)
     assert found == pytest.approx(expected, rel=0.01)
     assert most < 6 * group
+
+
+def test_type_that_parquet_lacks_is_refused_by_its_column(tmp_path: Path) -> None:
+    batch = pa.record_batch({"run": pa.RunEndEncodedArray.from_arrays([1], ["a"])})
+    rest = pa.RecordBatchReader.from_batches(batch.schema, [batch])
+    with pytest.raises(UsageError, match=r"types that Parquet has, got run_end_encoded.* for column 'run'"):
+        save_parquet(rest, tmp_path / "a.parquet")
+    assert not list(tmp_path.iterdir())
