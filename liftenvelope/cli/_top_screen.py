@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rich.console import Group
 from rich.table import Table
@@ -23,9 +23,14 @@ _ALERTS: Final = 3
 #: Lines without rows: the first line, headings, blank lines and notes on rows that are left out.
 _FRAME: Final = 9
 _FEWEST: Final = 3
+#: Blanks between two columns, and the width from which a column of names may be cut.
+_GAP: Final = 2
+_NAME: Final = 8
 
 
-def screen(history: History, alerts: Sequence[MonitorAlert], where: str, order: str, height: int) -> Group:
+def screen(
+    history: History, alerts: Sequence[MonitorAlert], where: str, order: str, height: int, width: int
+) -> Group:
     """Return the screen of the newest sample.
 
     Args:
@@ -34,6 +39,7 @@ def screen(history: History, alerts: Sequence[MonitorAlert], where: str, order: 
         where: Addresses of the servers.
         order: One of :data:`ORDERS`.
         height: Lines of the terminal.
+        width: Columns of the terminal.
     """
     latest = history.latest
     assert latest is not None
@@ -46,13 +52,14 @@ def screen(history: History, alerts: Sequence[MonitorAlert], where: str, order: 
     return Group(
         Text(_head(latest, history, where, order), style="bold", no_wrap=True, overflow="ellipsis"),
         *map(_alert_line, alerts[:_ALERTS]),
-        _table(_STREAM_COLUMNS, [_stream_row(one, history) for one in streams], free - of_readers),
+        _table(_STREAM_COLUMNS, [_stream_row(one, history) for one in streams], free - of_readers, width),
         Text(),
-        _table(_READER_COLUMNS, readers, max(of_readers, 1)),
+        _table(_READER_COLUMNS, readers, max(of_readers, 1), width),
     )
 
 
 _STREAM_COLUMNS: Final = ("stream", "messages/s", "recorded", "kept", "bytes", "partitions")
+_TEXTS: Final = ("stream", "kind", "name", "stream or members")
 _READER_COLUMNS: Final = ("kind", "name", "stream or members", "messages/s", "lag")
 
 
@@ -92,16 +99,30 @@ def _readers(latest: Snapshot, history: History) -> Iterator[tuple[Any, ...]]:
         yield "consumer", one.name, one.stream, history.rate("consumer", one.stream, one.name), one.lag
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], most: int) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="reverse")
-    for name in columns:
-        is_text = name in ("stream", "kind", "name", "stream or members")
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis")
-    for row in rows[:most]:
-        table.add_row(*map(_cell, row))
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], most: int, width: int) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="reverse")
+    cells = [[_cell(value) for value in row] for row in rows[:most]]
+    widest = [max((len(row[index]) for row in cells), default=0) for index in range(len(columns))]
+    texts = [name in _TEXTS for name in columns]
+    natural = [max(len(name), one) for name, one in zip(columns, widest, strict=True)]
+    least = [min(one, _NAME) if is_text else one for one, is_text in zip(widest, texts, strict=True)]
+    widths = _fitted(natural, least, width - _GAP * (len(columns) - 1))
+    for name, is_text, one in zip(columns, texts, widths, strict=True):
+        justify: Literal["left", "right"] = "left" if is_text else "right"
+        table.add_column(name, justify=justify, width=one, no_wrap=True, overflow="ellipsis")
+    for row in cells:
+        table.add_row(*row)
     if len(rows) > most:
         table.add_row(Text(f"{len(rows) - most:,} more", style="dim"))
     return table
+
+
+def _fitted(natural: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Return widths of columns that fit, if they can: headings and names are cut before any number is."""
+    widths = list(natural)
+    while sum(widths) > room and (longer := [i for i, one in enumerate(widths) if one > least[i]]):
+        widths[max(longer, key=widths.__getitem__)] -= 1
+    return widths
 
 
 def _cell(value: object) -> Text:

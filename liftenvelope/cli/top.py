@@ -94,7 +94,8 @@ async def _print(collector: Collector, where: str, once: bool, as_json: bool) ->
             echo_json(sample_json(collector.history, found))
         elif version > 1:
             rows = 2 * (len(latest.streams) + len(latest.groups) + len(latest.consumers)) + 20
-            rich_console().print(screen(collector.history, found, where, ORDERS[0], rows))
+            console = rich_console()
+            console.print(screen(collector.history, found, where, ORDERS[0], rows, console.width))
         if version > 1 and (once or not as_json):
             return
 
@@ -121,7 +122,7 @@ async def _show_live(collector: Collector, where: str) -> None:
                     waiting = asyncio.create_task(collector.next(version))
                 if (latest := collector.history.latest) is not None:
                     rows, found = console.height - 1, alerts(latest)
-                    shown = screen(collector.history, found, where, ORDERS[order], rows)
+                    shown = screen(collector.history, found, where, ORDERS[order], rows, console.width)
                     live.update(Group(_HINT, shown), refresh=True)
         finally:
             waiting.cancel()

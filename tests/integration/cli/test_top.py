@@ -24,7 +24,7 @@ from liftenvelope.cli._connecting.servers import find_servers
 from liftenvelope.group.calls import DEFAULT_PREFIX
 from liftenvelope.monitor import Collector
 from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer, run_nats_server
-from tests.integration.cli.commands import error_of, json_of, started, text_of
+from tests.integration.cli.commands import error_of, json_of, run, started, text_of
 
 #: Makes standard input the controlling terminal, so that it turns Ctrl-C into a signal, and runs the command.
 #: The signal is ignored from birth if the tests run in the background of a shell.
@@ -111,6 +111,19 @@ def test_one_screen_without_a_terminal(request: pytest.FixtureRequest, kind: str
     assert "\x1b" not in shown
     (stream,) = [one for one in json_of("top", "--once", *url)["streams"] if one["stream"] == name]
     assert (stream["recorded"], stream["rate"]) == (3, 0)
+
+
+def test_narrow_screen_cuts_names_and_no_numbers(jetstream_server: NatsServer, name: str) -> None:
+    url = ("--url", jetstream_server.url)
+    text_of("stream", "create", name, *url)
+    text_of("consumer", "create", name, "reader-with-a-long-name", *url)
+    text_of("publish", name, "x", "--count", "1234", *url)
+    done = run("top", "--once", "--interval", "100ms", *url, COLUMNS="40")
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert [line for line in lines if line.startswith("kind") and line.endswith("lag")]
+    assert [line for line in lines if line.startswith("consumer  reader-…") and line.endswith("1,234")]
 
 
 def test_json_has_one_line_per_sample(jetstream_server: NatsServer) -> None:
