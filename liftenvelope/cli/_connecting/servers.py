@@ -44,6 +44,7 @@ __all__ = ["CommandServers", "find_servers", "json_option", "named_servers", "on
 
 _PORTS: Final = {"nats": 4222, "tls": 4222, "liftbridge": 9292}
 _EXPECTED: Final = "a URL such as nats://host:4222, tls://host:4222 or liftbridge://host:9292"
+_ADVICE: Final = "check the address and its scheme, and that the server runs"
 _TIMEOUT_DEFAULT: Final = 5.0
 #: Seconds between attempts to reconnect, and attempts for each server: half a minute.
 _PAUSE: Final = 0.25
@@ -169,7 +170,9 @@ class CommandServers:
             try:
                 await client.open()
             except (TransportError, CallTimeoutError) as exc:
-                raise TransportError(f"can't connect to Liftbridge at {self.where}: {exc}") from exc
+                raise TransportError(
+                    f"can't connect to Liftbridge at {self.where}: {exc}; {_ADVICE}"
+                ) from exc
             yield client
         finally:  # also if connecting is interrupted
             await client.close()
@@ -285,7 +288,7 @@ class CommandServers:
             text = f"{text}. A server that refuses a login does that too"
         if isinstance(error, TimeoutError):
             text = f"no answer within {self.timeout:g} s"
-        raise TransportError(f"can't connect to NATS at {self.where}: {text}") from None
+        raise TransportError(f"can't connect to NATS at {self.where}: {text}; {_ADVICE}") from None
 
 
 def _seed_errors() -> tuple[type[Exception], ...]:

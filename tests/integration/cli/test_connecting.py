@@ -264,6 +264,7 @@ def test_permission_that_is_missing_on_liftbridge(within: Within, tmp_path: Path
 def test_no_server_listens(scheme: str, words: tuple[str, ...]) -> None:
     error = error_of(*words, "--url", f"{scheme}://127.0.0.1:1", "--timeout", "1")
     assert error.startswith(f"Error: can't connect to {'NATS' if scheme == 'nats' else 'Liftbridge'} at")
+    assert error.endswith("; check the address and its scheme, and that the server runs")
 
 
 def test_server_of_the_other_kind() -> None:
