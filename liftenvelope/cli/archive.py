@@ -10,6 +10,7 @@ from typing import Final
 
 import click
 
+from liftenvelope.cli._options.places import AddressType
 from liftenvelope.cli._output.terminal import echo_json, shown
 from liftenvelope.cli._serving.logging import start_logging
 from liftenvelope.cli._serving.settings import LEVELS
@@ -27,7 +28,10 @@ _LOG: Final = logging.getLogger("liftenvelope.archive")
 )
 @click.option("--check", is_flag=True, help="Validate the file, print it as JSON, and exit with 0 or 2.")
 @click.option(
-    "--http", metavar="HOST:PORT", help="Address for /healthz, /readyz and /metrics, instead of the file's."
+    "--http",
+    type=AddressType(),
+    metavar="HOST:PORT",
+    help="Address for /healthz, /readyz and /metrics, instead of the file's.",
 )
 @click.option(
     "--log-level", type=click.Choice(list(LEVELS)), default="info", show_default=True, help="Log level."

@@ -14,6 +14,7 @@ import click
 
 from liftenvelope._checks import require
 from liftenvelope.cli._connecting.servers import json_option
+from liftenvelope.cli._options.places import AddressType
 from liftenvelope.cli._output.terminal import echo_json, shown
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
@@ -49,6 +50,7 @@ _IN_USE: Final = "address already in use"
 )
 @click.option(
     "--listen",
+    type=AddressType(),
     metavar="HOST:PORT",
     default="127.0.0.1:9292",
     show_default=True,
@@ -56,6 +58,7 @@ _IN_USE: Final = "address already in use"
 )
 @click.option(
     "--http",
+    type=AddressType(),
     metavar="HOST:PORT",
     default="127.0.0.1:8040",
     show_default=True,

@@ -14,7 +14,7 @@ import click
 from liftenvelope._checks import require
 from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._groups.prefix import find_group_prefix, group_prefix_option
-from liftenvelope.cli._options.places import DurationType
+from liftenvelope.cli._options.places import AddressType, DurationType
 from liftenvelope.cli._output.terminal import report, shown
 from liftenvelope.cli._serving.logging import start_logging
 from liftenvelope.errors import UsageError
@@ -30,11 +30,18 @@ _ADDRESS: Final = "127.0.0.1:8040"
 
 
 @click.command()
-@click.option("--http", metavar="HOST:PORT", default=_ADDRESS, show_default=True, help="Address to serve on.")
+@click.option(
+    "--http",
+    type=AddressType(),
+    metavar="HOST:PORT",
+    default=_ADDRESS,
+    show_default=True,
+    help="Address to serve on.",
+)
 @click.option(
     "--interval",
     type=DurationType(),
-    default=2.0,
+    default="2s",
     show_default=True,
     help="Time between two samples.",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -73,6 +74,8 @@ def restore(
     def work() -> None:
         from liftenvelope import bulk
 
+        if "://" not in archive and not Path(archive).is_dir():
+            raise click.UsageError(f"FOLDER must be a folder that exists, or a URL, got {archive!r}")
         one = _from_backup if bulk.is_backup(archive) else _from_archive
         sentence, facts = one(archive, source, stream, config=config, dry_run=dry_run, **how)
         report(sentence, as_json, stream=stream, dry_run=dry_run, **facts)

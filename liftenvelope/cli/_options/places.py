@@ -16,6 +16,7 @@ import click
 from liftenvelope._checks import MAX_INT64
 
 __all__ = [
+    "AddressType",
     "DurationType",
     "PlaceType",
     "SizeType",
@@ -76,6 +77,23 @@ class SizeType(_ParamType):
             self.fail(f"must be a size such as 512, 64K or 1GB, got {value!r}", param, ctx)
         factor = _FACTORS[found[2].lower()]
         return int(found[1]) * factor if found[1].isdigit() else int(float(found[1]) * factor)
+
+
+class AddressType(_ParamType):
+    """An address to listen on, as ``host:port``; port 0 is any free port."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text, checked."""
+        from liftenvelope.errors import UsageError
+        from liftenvelope.rpc.address import parse_address
+
+        try:
+            parse_address(value, any_port=True)
+        except UsageError as exc:
+            self.fail(str(exc).removeprefix("address "), param, ctx)
+        return str(value)
 
 
 class PlaceType(_ParamType):

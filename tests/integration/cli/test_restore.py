@@ -104,7 +104,8 @@ def test_errors_say_what_to_change(url: str, name: str, copy: str, tmp_path: Pat
     assert "FOLDER must have files of partition 0" in error_of(*words, code=2)
     assert "payload must be a name or a JSON object" in error_of(*words, "--payload", "{", code=2)
     assert "--verify must be left out with --dry-run" in error_of(*words, "--verify", "--dry-run", code=2)
-    assert "No such file" in error_of("restore", f"{tmp_path}/none", copy, "--url", url)
+    missing = error_of("restore", f"{tmp_path}/none", copy, "--url", url, code=2)
+    assert missing == f"Error: FOLDER must be a folder that exists, or a URL, got '{tmp_path}/none'"
     publish(url, numbered(name, 10))
     bulk.to_parquet(url, name, tmp_path)
     mine = (*words, "--archived-stream", name)

@@ -129,6 +129,10 @@ WRONG_CALLS: list[tuple[list[str], str]] = [
         ["write", "ORDERS", "--url", "nats://127.0.0.1:1", "--from", "s3://b/a.parquet"],
         "--from must be a path",
     ),
+    *(
+        ([*words, "nohost"], f"'{words[-1]}': must be host:port, got 'nohost'")
+        for words in (["dev", "--listen"], ["dev", "--http"], ["monitor", "--http"], ["archive", "--http"])
+    ),
     (["completion"], "Missing argument"),
     (["completion", "tcsh"], "'tcsh' is not one of"),
     ([], "Usage: liftenvelope"),
