@@ -90,11 +90,12 @@ async def test_ack_inbox_gets_the_ack_of_a_copy_unless_the_connection_is_closed(
         intake = Intake(core, StreamService(core))
         request = api_pb2.PublishRequest(stream=name, ackInbox=f"_INBOX.{name}")
         target = await intake.target(request)
-        intake._pass_on(target, request, stored)
-        assert unmarshal_ack((await acks.next_msg(60)).data).offset == 7
+        intake._pass_on(target, request, 9, stored)
+        ack = unmarshal_ack((await acks.next_msg(60)).data)
+        assert (ack.offset, ack.reception_timestamp_ns) == (7, 9)
         await client.delete_stream(name)
     await nc.close()
-    intake._pass_on(target, request, stored)
+    intake._pass_on(target, request, 9, stored)
     (sending,) = intake._sending
     await asyncio.wait([sending])
     # An exception that nobody takes goes to the event loop with the task, and fails the test.
