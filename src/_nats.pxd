@@ -2,8 +2,8 @@
 # shows their layout. It accepts only the form that servers write: blanks between words, decimal sizes, CRLF.
 # Anything else is UNKNOWN, and the caller leaves it to the client that owns the connection.
 
-from libc.stdint cimport int64_t, uint8_t
-from libc.string cimport memchr, memcmp
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.string cimport memchr, memcmp, memcpy
 
 from _cursor cimport Slice
 
@@ -28,8 +28,17 @@ cdef inline bint is_space(uint8_t c) noexcept nogil:
 
 
 cdef inline const uint8_t* get_word(const uint8_t* p, const uint8_t* end, Slice* word) noexcept nogil:
-    """Read the word at `p`; return the position after it, NULL if there is none."""
+    """Read the word at `p`; return the position after it, NULL if there is none.
+
+    Reply subjects have a hundred bytes, so eight that are all above a blank are passed at a time.
+    """
+    cdef uint64_t eight
     word.p = p
+    while end - p >= 8:
+        memcpy(&eight, p, 8)
+        if (eight - 0x2121212121212121u) & ~eight & 0x8080808080808080u:
+            break
+        p += 8
     while p < end and not is_space(p[0]):
         p += 1
     word.n = p - word.p
