@@ -35,7 +35,7 @@ cdef class OrderedQueue:
         cdef MessageQueue queue = self.queue
         if queue is None or self.is_held or queue.head == len(queue.items):
             return False
-        if not read_numbers((<Delivered?>queue.items[queue.head]).raw_reply, &numbers):
+        if not numbers_of(<Delivered?>queue.items[queue.head], &numbers):
             return False
         sequence[0] = numbers.sequence
         return numbers.delivery == self.expected

@@ -9,10 +9,12 @@ cdef uint64_t LARGEST = 0x7FFFFFFFFFFFFFFF
 cdef Py_ssize_t LARGEST_COLUMN = 0x7FFFFFFF  # ends of an Arrow binary column have 32 bits
 
 
-cdef struct Numbers:
-    int64_t sequence
-    int64_t delivery
-    int64_t stored_at
+cdef inline bint numbers_of(Delivered one, Numbers* numbers) except -1:
+    """Return the numbers in the reply subject of a message; false as for read_numbers()."""
+    if one.numbers_read == 0:
+        one.numbers_read = 1 if read_numbers(one.raw_reply, &one.numbers) else -1
+    numbers[0] = one.numbers
+    return one.numbers_read > 0
 
 
 cdef bint read_numbers(object raw, Numbers* numbers) except -1:
@@ -56,7 +58,7 @@ def in_order(list messages not None, int64_t expected):
     cdef Numbers numbers
     cdef list found = []
     for message in messages:
-        if not read_numbers((<Delivered?>message).raw_reply, &numbers) or numbers.delivery != expected:
+        if not numbers_of(<Delivered?>message, &numbers) or numbers.delivery != expected:
             break
         found.append(numbers.sequence)
         expected += 1
@@ -71,7 +73,7 @@ def stored_times(list messages not None, read not None):
     cdef bytes times = PyBytes_FromStringAndSize(NULL, n * 8)
     cdef char* p = PyBytes_AS_STRING(times)
     for i in range(n):
-        if not read_numbers((<Delivered?>held[i]).raw_reply, &numbers):
+        if not numbers_of(<Delivered?>held[i], &numbers):
             numbers.stored_at = read((<Delivered>held[i]).reply)
         memcpy(p + i * 8, &numbers.stored_at, 8)
     return times

@@ -370,6 +370,17 @@ def test_messages_in_order_end_at_the_first_gap(frames: ModuleType) -> None:
 
 
 @TWINS
+def test_numbers_are_those_of_a_message_that_was_made_anew(frames: ModuleType) -> None:
+    message = replied(frames, "$JS.ACK.S.C.1.7.3.5.0")
+    assert frames.in_order([message], 3) == [7]
+    message.__init__("a", "$JS.ACK.S.C.1.8.4.6.0", b"x", None, None)
+    assert frames.in_order([message], 4) == [8]
+    message.__init__("a", "someone's inbox", b"x", None, None)
+    assert frames.in_order([message, message], 4) == []
+    assert memoryview(frames.stored_times([message], len)).cast("q").tolist() == [15]
+
+
+@TWINS
 def test_numbers_are_read_from_bytes_as_received(frames: ModuleType) -> None:
     walker = walker_of(frames)
     walker.feed(msg(SID, b"x", reply=ACK))
