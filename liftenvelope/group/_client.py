@@ -269,6 +269,8 @@ class GroupClient:
             UnknownGroupError: The group does not exist.
             CallTimeoutError: No answer came in time. The coordinator looks every partition up, and may still
                 set the offsets; the call is not repeated.
+            GroupLimitError: The offsets are set, and the answer is larger than a NATS message may be: rewind
+                fewer partitions at a time.
             GroupUnavailableError, TransportError: As for :meth:`list_groups`.
         """
         wanted = {TopicPartition(*key): _offset(offset) for key, offset in offsets.items()}
@@ -290,6 +292,7 @@ class GroupClient:
 
         Raises:
             UnknownGroupError: The group does not exist.
+            GroupLimitError: The answer is larger than a NATS message may be: ask for fewer partitions.
             GroupUnavailableError, CallTimeoutError, TransportError: As for :meth:`list_groups`.
         """
         request = pb.FetchOffsetsRequest(
