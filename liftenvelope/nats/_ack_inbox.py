@@ -20,11 +20,12 @@ from liftenvelope.nats._outbox import EnvelopeOutbox
 from liftenvelope.nats._outcomes import failure_of, outcome_of
 from liftenvelope.nats.expiry import ExpiryTimer
 from liftenvelope.nats.link import Link, last_error_of, max_payload_of
-from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
+from liftenvelope.nats.receiving import DirectSubscription, deliver_directly, subscribe_direct
 from liftenvelope.nats.subjects import publish_subject
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
+    from nats.aio.msg import Msg
     from typing_extensions import Buffer
 
 __all__ = ["AckInbox"]
@@ -97,6 +98,7 @@ class AckInbox:
         self._link.check_open()
         self._loop = asyncio.get_running_loop()
         self._subscription = await subscribe_direct(self.nc, self.subject, self._on_acks, payloads=True)
+        deliver_directly(self._subscription.subscription, self._on_ack)  # acks need no order
         self._watcher = self._link.when_ended(self._subscription.subscription, self._on_ended)
         self._ended = None
         try:
@@ -335,6 +337,11 @@ class AckInbox:
             raise TransportError(self._ended)
 
     # Acks
+
+    def _on_ack(self, msg: Msg) -> None:
+        """Take an ack that nats-py has parsed."""
+        assert self._subscription is not None
+        self._subscription.handler([msg.data])  # nobody's once the inbox is closed
 
     def _on_acks(self, payloads: list[bytes]) -> None:
         resolve, settled = self._pending.resolve, 0

@@ -9,12 +9,14 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from liftenvelope.envelope import Ack, marshal_ack
+from liftenvelope.nats import AckInbox
 from liftenvelope.nats.link import Link
-from liftenvelope.nats.receiving import deliver_directly
+from liftenvelope.nats.receiving import DirectSubscription, deliver_directly
 from tests.integration.conftest import until
 
 
-async def _to_the_task(_: Msg) -> None:
+async def _to_the_task(*_: object) -> None:
     raise AssertionError("nats-py's own way was taken")
 
 
@@ -75,6 +77,14 @@ async def test_end_of_a_subscription_is_seen(nc: Client, name: str) -> None:
     async with asyncio.timeout(60):
         await ended.wait()
     await watcher
+
+
+async def test_acks_of_an_inbox_take_the_short_way(nc: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DirectSubscription, "on_payload", _to_the_task)
+    async with AckInbox(nc, timeout=60) as inbox:
+        future = inbox.expect()
+        await nc.publish(inbox.subject, marshal_ack(Ack(correlation_id=future.correlation_id, offset=7)))
+        assert (await future).offset == 7
 
 
 @pytest.mark.parametrize("missing", ["_pending_queue", "_pending_size"])
