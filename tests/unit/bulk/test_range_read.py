@@ -60,7 +60,7 @@ def gappy(source: _Source, on_retention: str) -> _Gappy:
 def test_read_that_skips_asks_for_its_gaps_once_in_a_while(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(range_read, "_GAPS_PAUSE", 60.0)
+    monkeypatch.setattr(range_read, "GAPS_PAUSE", 60.0)
     source = _Source(oldest=1_000)
     with caplog.at_level(logging.WARNING, "liftenvelope.bulk"):
         gappy(source, "skip").run()
