@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import nats.errors
 from nats.aio.client import Client
 
+from liftenvelope._logs.throttle import Throttle
 from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import TransportError
 from liftenvelope.nats.closing import close_connection
@@ -25,6 +26,10 @@ _log: Final = logging.getLogger("liftenvelope.gateway")
 _RECONNECT_PAUSE: Final = 0.2
 #: Time limit for the first connection to NATS, in seconds.
 _PATIENCE: Final = 10.0
+#: Text of the errors about refused permissions, and most of them that are logged in a minute: clients may
+#: name any subject.
+_VIOLATION: Final = "permissions violation"
+_MOST_VIOLATIONS: Final = 5
 #: Seconds between two cancellations of a first connection that takes too long.
 _AGAIN: Final = 0.1
 
@@ -55,8 +60,8 @@ async def connection_to(
 class _FirstConnection:
     """Callbacks of a nats-py connection that is being made: they end the wait if no server takes the login.
 
-    After the start, they log that the connection is lost or back. Errors then surface in the calls that they
-    affect.
+    After the start, they log that the connection is lost or back, and permissions that NATS refuses. Other
+    errors then surface in the calls that they affect. Nothing answers a refused publish.
 
     Args:
         nc: The connection.
@@ -75,6 +80,7 @@ class _FirstConnection:
         self._which = which
         self._effect = effect
         self._refusals = 0
+        self._throttle = Throttle(_MOST_VIOLATIONS)
         self.lacks_tls = False
         self.connected = asyncio.Event()
         self.refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -96,6 +102,7 @@ class _FirstConnection:
         text = str(exc)
         self.last = f": {without_secrets(text)}"
         if self.connected.is_set():
+            self._tell_violation(text)
             return
         # nats-py tries one server after the other, and never stops.
         self.lacks_tls = isinstance(exc, NoTlsError)
@@ -105,6 +112,12 @@ class _FirstConnection:
             self.refused.set_result(None)
             # Hold nats-py here: cancelled while it closes a transport, it would leave the transport open.
             await asyncio.get_running_loop().create_future()
+
+    def _tell_violation(self, text: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if _VIOLATION in text.lower() and self._throttle.admits(_VIOLATION, now):
+            said = without_secrets(text.removeprefix("nats: "))
+            _log.warning("NATS refuses the gateway: %s", said, extra={"connection": self._which})
 
     async def lost(self) -> None:
         """Log that the connection is lost."""

@@ -11,10 +11,12 @@ from pathlib import Path
 import nkeys
 import pytest
 
-from liftenvelope.errors import TransportError
+import liftenvelope
+from liftenvelope.errors import LiftEnvelopeError, TransportError
 from liftenvelope.gateway.serving import Serving, running_gateway
 from liftenvelope.testing import LiftbridgeAdmin, NatsServer, run_nats_server
 from tests.integration.certificates import Certificates
+from tests.integration.conftest import until
 from tests.unit.hostile_nats import FakeNats
 
 from .nats_tls import nats_tls
@@ -73,6 +75,25 @@ async def test_login_with_an_nkey(tmp_path: Path) -> None:
         with pytest.raises(TransportError, match=r"refused the login: check"):
             async with running_gateway(Serving(nats_url=server.url, connect={"nkeys_seed": str(other)})):
                 raise AssertionError
+
+
+async def test_subject_on_which_the_gateway_may_not_publish_is_logged(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing answers a publish there, and its call only times out."""
+    user = {"user": "gateway", "password": "s3cret", "permissions": {"publish": {"deny": [name]}}}
+    with run_nats_server(jetstream=True, config={"authorization": {"users": [user]}}) as server:
+        url = server.url.replace("//", "//gateway:s3cret@")
+        async with (
+            running_gateway(Serving(nats_url=url)) as (gateway, _),
+            liftenvelope.connect([gateway.address]) as client,
+        ):
+            await client.create_stream(name, name)
+            with pytest.raises(LiftEnvelopeError):
+                await client.publish(name, b"x", timeout=1)
+            line = f'NATS refuses the gateway: permissions violation for publish to "{name}"'
+            await until(lambda: line in caplog.messages)
+        assert "s3cret" not in caplog.text
 
 
 def test_settings_of_the_file_and_the_environment_reach_the_gateway(tmp_path: Path, name: str) -> None:
