@@ -237,7 +237,9 @@ class OrderedConsumer:
         Args:
             max_messages: Maximum number of messages.
             expires: Seconds to wait for the messages. Default 30.
-            idle_heartbeat: Seconds between heartbeats of the waiting pull: as for :meth:`Consumer.fetch`.
+            idle_heartbeat: Seconds between heartbeats of the waiting pull, 0.5 to 30, at most half of
+                ``expires``. After two without one the next consumer is created. Default 2, or half of
+                ``expires`` if that is less, or none below 0.5.
 
         Raises:
             UsageError: An option is invalid, or another fetch is running.

@@ -36,6 +36,10 @@ __all__ = ["Amount", "OrderedFetches"]
 _LOOK: Final = 0.25
 #: Minimum seconds for a request that starts just before the end of a fetch.
 _LEAST: Final = 0.05
+#: Seconds between heartbeats of the server: its consumer is on one server, whose loss nothing else shows.
+_BEAT: Final = 2.0
+#: Minimum of these seconds.
+_LEAST_BEAT: Final = 0.5
 #: Attempts after the end of a fetch at messages that were lost on their way.
 _LATE: Final = 3
 #: Transient errors: they pass by themselves or with another consumer.
@@ -57,7 +61,7 @@ class Amount:
         messages: Maximum number of messages, None if ``size`` is given.
         size: Maximum number of bytes.
         expires: Seconds to wait; None to take only messages available now.
-        idle_heartbeat: Seconds between heartbeats of the server.
+        idle_heartbeat: Seconds between heartbeats of the server; None for 2, or less if the time is short.
     """
 
     messages: int | None = None
@@ -234,9 +238,8 @@ def _ask(consumer: Consumer, amount: Amount, have: int, deadline: float) -> Coro
     if amount.expires is None:
         return consumer.fetch_no_wait(messages)
     left = max(deadline - asyncio.get_running_loop().time(), _LEAST)
-    beat = amount.idle_heartbeat
-    if beat is not None and 2 * beat > left:
-        beat = None
+    wanted = min(_BEAT, left / 2) if amount.idle_heartbeat is None else amount.idle_heartbeat
+    beat = wanted if _LEAST_BEAT <= wanted <= left / 2 else None
     if amount.size is not None:
         return consumer.fetch_bytes(amount.size, expires=left, idle_heartbeat=beat)
     return consumer.fetch(messages, expires=left, idle_heartbeat=beat)

@@ -27,7 +27,7 @@ from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from tests.integration.conftest import connect, until
 
 from . import pulling
-from .pulling import Bench, numbered, publish_patiently, restart
+from .pulling import Bench, Wire, numbered, publish_patiently, restart
 
 
 @pytest.fixture
@@ -163,6 +163,28 @@ class TestFetch:
             fetching = asyncio.create_task(ordered.fetch(1, expires=60))
         fetching.cancel()
         await asyncio.wait({fetching})
+
+    @pytest.mark.parametrize(
+        ("expires", "given", "beat"),
+        [(30, None, 2_000_000_000), (60, None, 2_000_000_000), (30, 5.0, 5_000_000_000), (0.9, None, None)],
+    )
+    async def test_pulls_ask_for_heartbeats_that_show_the_loss_of_their_server(
+        self,
+        bench: Bench,
+        stream: Stream,
+        js_nc: Client,
+        expires: float,
+        given: float | None,
+        beat: int | None,
+    ) -> None:
+        async with Wire(js_nc, f"$JS.API.CONSUMER.MSG.NEXT.{bench.name}.*") as wire:
+            fetching = asyncio.create_task(
+                stream.ordered_consumer().fetch(1, expires=expires, idle_heartbeat=given)
+            )
+            await until(lambda: wire.payloads)
+            fetching.cancel()
+            await asyncio.wait({fetching})
+        assert wire.pulls()[0].get("idle_heartbeat") == beat
 
     @pytest.mark.parametrize(
         ("what", "arguments", "options"),
