@@ -31,7 +31,7 @@ _log: Final = event_logger("jetstream")
 _LINES: Final[Mapping[type, tuple[int, str]]] = {
     MissedHeartbeats: (
         logging.WARNING,
-        "%(consumer)s: the server is silent for %(silent_for).1f s, pulling again",
+        "%(consumer)s: the server is silent for %(silent_for).1f s, pulling again%(refusal)s",
     ),
     LimitExceeded: (logging.WARNING, "%(consumer)s: the server refused a pull: %(description)s"),
     MessageTooLarge: (

@@ -39,9 +39,12 @@ class MissedHeartbeats(PullEvent):
 
     Attributes:
         silent_for: Seconds without a message or heartbeat.
+        refusal: Report of the server that this connection may not pull, as the end of a sentence; empty if
+            there is none. Servers do not answer such a pull.
     """
 
     silent_for: float
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)

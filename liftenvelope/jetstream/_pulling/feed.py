@@ -24,7 +24,7 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
-from liftenvelope.jetstream._events import PinNotReleased, Unpinned
+from liftenvelope.jetstream._events import MissedHeartbeats, PinNotReleased, PullEvent, Unpinned
 from liftenvelope.jetstream._pulling.endings import DRAIN, holds_pin, until_nothing_is_owed
 from liftenvelope.jetstream._pulling.hooks import Hooks
 from liftenvelope.jetstream._pulling.options import PullPlan
@@ -33,6 +33,7 @@ from liftenvelope.jetstream.message import PIN_HEADER, AckSender, Message, count
 from liftenvelope.jetstream.statuses import Status, StatusKind
 from liftenvelope.jetstream.watch import watch_of
 from liftenvelope.nats.expiry import LATE, TURNS
+from liftenvelope.nats.link import Link
 from liftenvelope.nats.pull_inbox import PullInbox
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ class PullFeed:
         self._hooks = hooks
         self._nc: Any = source.api.nc
         self._subject = source.pull_subject
+        #: Last error of the connection before the first pull.
+        self._before: Exception | None = self._nc.last_error
         limits = plan.limits
         self._machine = PullCore(limits)
         self.buffer = frames.MessageQueue(limits.threshold, limits.in_bytes, self._refill, self.next)
@@ -292,13 +295,19 @@ class PullFeed:
             if isinstance(action, PullNow):
                 self._pull(action)
             elif isinstance(action, Tell):
-                self._hooks.tell(action.event)
+                self._tell(action.event)
             elif isinstance(action, End):
                 self._end(error_of(action.status))
             else:
                 if self._checking is not None:
                     self._checking.cancel()
                 self._checking = self._loop.create_task(self._check(action.number))
+
+    def _tell(self, event: PullEvent) -> None:
+        if isinstance(event, MissedHeartbeats):
+            refusal = Link(self._nc).refusal(self._subject, since=self._before)
+            event = replace(event, refusal=refusal)
+        self._hooks.tell(event)
 
     def _pull(self, pull: PullNow) -> None:
         if not self._nc.is_connected:

@@ -247,10 +247,13 @@ class _Fetch:
             self._timer = self._loop.call_later(LATE, self._give_up, self._loop.time() + LATE)
         elif self._nc.is_connected:
             text = "the server has not answered the pull, or not to its end"
-            refusal = Link(self._nc).refusal(self._source.pull_subject, since=self._before)
-            self._finish(CallTimeoutError(text + refusal))
+            self._finish(CallTimeoutError(text + self._refusal()))
         else:
             self._finish(TransportError("the NATS connection was lost before the server had ended the pull"))
+
+    def _refusal(self) -> str:
+        """Return the server's report that this connection may not pull, as the end of an error text."""
+        return Link(self._nc).refusal(self._source.pull_subject, since=self._before)
 
     async def _watch_heartbeats(self) -> None:
         beat = self._plan.limits.idle_heartbeat
@@ -263,7 +266,9 @@ class _Fetch:
                 continue  # no pull is open
             silent = self._loop.time() - self._heard
             if self._nc.is_connected and silent >= 2 * beat:
-                self._finish(CallTimeoutError(f"the server has been silent for {silent:.1f} s"))
+                self._finish(
+                    CallTimeoutError(f"the server has been silent for {silent:.1f} s{self._refusal()}")
+                )
                 return
 
     async def _watch_unacked(self) -> None:
