@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from liftenvelope._checks import as_count
-from liftenvelope.errors import ConnectionClosedError, PermissionDeniedError, TransportError, UsageError
+from liftenvelope.errors import ConnectionClosedError, TransportError, UsageError
 from liftenvelope.jetstream._records import read_moment
 from liftenvelope.jetstream.names import check_consumer_name, check_filter, check_stream_name
 from liftenvelope.jetstream.watch import watch_of
@@ -344,7 +344,7 @@ class Advisories:
             self._watch.add(self)
             if self._link.is_connected:
                 await self._link.barrier(_BARRIER)  # events from now on are received
-                self._check_allowed()
+                self._link.check_subscribed(self._subject)
         except BaseException:
             await self.__aexit__()
             raise
@@ -354,12 +354,6 @@ class Advisories:
         self._end(None)
         if self._subscription is not None:
             await self._link.unsubscribe(self._subscription)
-
-    def _check_allowed(self) -> None:
-        """Raise PermissionDeniedError if the server refused the subscription: no advisory would ever come."""
-        refusal = self._link.refusal(self._subject)
-        if self._subject.lower() in refusal.lower():
-            raise PermissionDeniedError(0, f"can't subscribe to {self._subject}{refusal}")
 
     async def _take(self, msg: Msg) -> None:
         self._tell_gap()  # the server has the subscription

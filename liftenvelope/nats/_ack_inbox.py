@@ -91,6 +91,7 @@ class AckInbox:
 
         Raises:
             TransportError: The connection is closed or draining.
+            PermissionDeniedError: The user may not subscribe to the inbox, so no ack would ever arrive.
             UsageError: The inbox was started before.
         """
         if self._subscription is not None:
@@ -104,6 +105,7 @@ class AckInbox:
         try:
             if self._link.is_connected:  # otherwise the reconnect makes the subscription
                 await self._link.barrier(self.timeout)  # then acks of other connections' publishes arrive
+                self._link.check_subscribed(self.subject)
         except BaseException:
             await self.close()
             raise

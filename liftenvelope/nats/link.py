@@ -27,7 +27,7 @@ from nats.aio.transport import TcpTransport
 from nats.protocol.command import sub_cmd
 from nats.protocol.parser import PERMISSIONS_ERR
 
-from liftenvelope.errors import ServerProtocolError, TransportError
+from liftenvelope.errors import PermissionDeniedError, ServerProtocolError, TransportError
 from liftenvelope.nats.subjects import wire_subject
 
 if TYPE_CHECKING:
@@ -197,6 +197,12 @@ class Link:
         if not any(_matches(pattern.lower(), found["subject"].lower()) for pattern in (*subjects, inboxes)):
             return ""
         return f"; the server said: {last}"
+
+    def check_subscribed(self, subject: str) -> None:
+        """Raise PermissionDeniedError if the server refused a subscription. Call it after a barrier."""
+        refusal = self.refusal(subject)
+        if f'subscription to "{subject}"'.lower() in refusal.lower():
+            raise PermissionDeniedError(0, f"can't subscribe to {subject}{refusal}")
 
     def new_inbox(self) -> str:
         """Return a unique inbox subject with the user's inbox prefix."""

@@ -15,6 +15,7 @@ from liftenvelope.errors import (
     EnvelopeTooLargeError,
     IncorrectOffsetError,
     MessageTooLargeError,
+    PermissionDeniedError,
     TransportError,
     UsageError,
     UsageTypeError,
@@ -268,6 +269,20 @@ async def test_refused_permission_is_quoted_for_its_own_publish_alone(name: str)
             assert [isinstance(error, TimeoutError) for error in others] == [True] * 3
             assert ["the server said" in str(error) for error in others] == [False] * 3
         await silent.unsubscribe()
+        await nc.close()
+
+
+async def test_inbox_that_may_not_be_subscribed_to_fails_at_its_start() -> None:
+    permissions = {"subscribe": {"deny": ["_INBOX.>"]}}
+    users = [{"user": "worker", "password": "s3cret", "permissions": permissions}]
+    with run_nats_server(config={"authorization": {"users": users}}) as server:
+        nc = await connect(server.url, user="worker", password="s3cret")
+        with pytest.raises(
+            PermissionDeniedError, match=r"can't subscribe to _INBOX\..*permissions violation"
+        ):
+            await AckInbox(nc, timeout=60).start()
+        async with AckInbox(nc, subject="acks.worker", timeout=60) as inbox:  # the refusal was of another one
+            assert inbox.outstanding == 0
         await nc.close()
 
 
