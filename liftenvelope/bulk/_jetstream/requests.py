@@ -70,10 +70,13 @@ def created_and_oldest(answer: dict[str, Any]) -> tuple[int, int]:
     """Return the creation time of a stream and the time of its oldest message, in ns since 1970; 0 for none.
 
     Args:
-        answer: Answer to a request for the stream's info.
+        answer: Answer to a request for the stream's info, whose state is an object.
     """
-    created, oldest = answer["created"], answer["state"]["first_ts"]
-    return parse_ns(as_text("created", created)), parse_ns(as_text("first_ts", oldest))
+    return _moment("created", answer), _moment("first_ts", answer["state"])
+
+
+def _moment(name: str, record: dict[str, Any]) -> int:
+    return parse_ns(as_text(name, record[name])) if name in record else 0
 
 
 def on_leader(
@@ -374,7 +377,7 @@ class JetStreamRequests:
 
     def created(self) -> int:
         """Return the creation time of the stream in ns since 1970."""
-        return self.ask(created_and_oldest, f"STREAM.INFO.{self.stream}")[0]
+        return self.ask(_created, f"STREAM.INFO.{self.stream}")
 
     def may_have_holes(self) -> bool:
         """Return True if the stream may remove single messages by itself, so that its start can jump."""
@@ -413,6 +416,10 @@ def _pending_and_server(answer: dict[str, Any]) -> tuple[int, str]:
 def _config_and_ends(answer: dict[str, Any]) -> tuple[dict[str, Any], int, int]:
     state = answer["state"]
     return dict(answer["config"]), natural(state["first_seq"]), natural(state["last_seq"])
+
+
+def _created(answer: dict[str, Any]) -> int:
+    return parse_ns(as_text("created", answer["created"]))
 
 
 def _may_have_holes(answer: dict[str, Any]) -> bool:
