@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from liftenvelope._checks import as_local_path, require
 from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.payload._avro_resolution import read_as
 from liftenvelope.payload._avro_types import arrow_schema, check_bounded, understood
 from liftenvelope.payload._formats import Decoded, PayloadDecoder, PayloadEncoder, PayloadFormat
 from liftenvelope.payload._objects import Fault, columns_of
@@ -134,7 +135,7 @@ class AvroDecoder(PayloadDecoder):
         self._writers: dict[bytes, Any] | None = None
         if kind.registry is not None:
             schemas = [reader, *(_parsed(schema) for schema in kind.registry)]
-            self._writers = {_fingerprint(schema): schema for schema in schemas}
+            self._writers = {_fingerprint(one): _parsed(read_as(one, reader)) for one in schemas}
         fastavro: Any = require("fastavro", "payload")
         self._read: Any = fastavro.schemaless_reader
         self._errors = (fastavro.read.SchemaResolutionError, EOFError, IndexError, ValueError, OverflowError)

@@ -114,6 +114,56 @@ def test_registry_resolves_records_of_older_and_newer_writers() -> None:
     ]
 
 
+TIME = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
+MICROS = {"type": "long", "logicalType": "timestamp-micros"}
+PRICE = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1}
+PAID = {"type": "fixed", "name": "Paid", "size": 2}
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "written", "read"),
+    [
+        ("long", MICROS, 5, TIME.replace(1970, 1, 1, 0, microsecond=5)),
+        ("int", MICROS, 5, TIME.replace(1970, 1, 1, 0, microsecond=5)),
+        (["null", "long"], ["null", MICROS], 0, TIME.replace(1970, 1, 1, 0)),
+        (MICROS, "long", TIME.replace(1970, 1, 1, 0, microsecond=5), 5),
+        (MICROS, "double", TIME.replace(1970, 1, 1, 0, microsecond=5), 5.0),
+        ({**MICROS, "logicalType": "timestamp-millis"}, MICROS, TIME, TIME),
+        ({"type": "int", "logicalType": "date"}, "int", datetime.date(1970, 1, 4), 3),
+        ("bytes", PRICE, b"\x0f", Decimal("1.5")),
+        ("string", PRICE, "\x0f", Decimal("1.5")),
+        (PRICE, "bytes", Decimal("1.5"), b"\x0f"),
+        (PRICE, {**PRICE, "precision": 8, "scale": 3}, Decimal("1.5"), Decimal("1.500")),
+        (PAID, {**PAID, "logicalType": "decimal", "precision": 4, "scale": 1}, b"\0\x0f", Decimal("1.5")),
+        (
+            {"type": "array", "items": record(("at", "long"), name="Seen")},
+            {"type": "array", "items": record(("since", MICROS), name="Seen", aliases=["at"])},
+            [{"at": 0}],
+            [{"since": TIME.replace(1970, 1, 1, 0)}],
+        ),
+    ],
+)
+def test_logical_types_of_the_reader_count(writer: Any, reader: Any, written: Any, read: Any) -> None:
+    """Avro resolves the base types: a writer may add a logical type, or drop it."""
+    rows = pa.RecordBatch.from_pylist([{"a": written}])
+    kind = Avro(record(("a", reader)), registry=[record(("a", writer))])
+    values = Avro(record(("a", writer)), registry=[]).encoder(rows.schema).encode(rows)
+    found = kind.decoder().decode(values)
+    assert (found.batches[0].to_pylist(), found.bad) == ([{"a": read}], ())
+
+
+def test_logical_type_of_a_type_that_the_reader_names_twice_counts() -> None:
+    pair = {"type": "record", "name": "Pair", "fields": [{"name": "at", "type": MICROS}]}
+    reader = record(("added", ["null", pair]), ("b", "Pair"))
+    reader["fields"][0]["default"] = None
+    writer = record(("b", record(("at", "long"), name="Pair")))
+    rows = pa.RecordBatch.from_pylist([{"b": {"at": 0}}])
+    values = Avro(writer, registry=[]).encoder(rows.schema).encode(rows)
+    found = Avro(reader, registry=[writer]).decoder().decode(values)
+    assert found.bad == ()
+    assert found.batches[0].to_pylist() == [{"added": None, "b": {"at": TIME.replace(1970, 1, 1, 0)}}]
+
+
 @pytest.mark.parametrize(
     "value",
     [
