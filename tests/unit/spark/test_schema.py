@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -313,6 +314,11 @@ class TestEnvelopes:
 
 
 class TestSettings:
+    def test_page_has_a_row_for_each_recommended_setting(self) -> None:
+        page = (Path(__file__).resolve().parents[3] / "docs" / "spark.md").read_text("utf-8")
+        rows = re.findall(r"^\| `(spark\.[\w.]+)` \| `(\w+)`", page, re.MULTILINE)
+        assert dict(rows) == recommended_conf()
+
     @pytest.mark.parametrize(
         ("settings", "texts"),
         [
