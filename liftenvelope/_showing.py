@@ -25,12 +25,13 @@ MAX_ROWS: Final = 50
 MAX_TEXT: Final = 200
 #: Items of a collection in a cell.
 _MAX_ITEMS: Final = 8
+_LEFT: Final = ' style="text-align: left"'
 #: Levels of values inside values.
 _MAX_DEPTH: Final = 3
 
 
 def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], size: int) -> str:
-    """Return an HTML table of the first rows.
+    """Return an HTML table of the first rows, of which columns of numbers are aligned to the right.
 
     Args:
         title: Caption of the table.
@@ -38,13 +39,25 @@ def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
         rows: Cells of each row. Not more than :data:`MAX_ROWS` rows are taken.
         size: Number of all rows.
     """
-    head = "".join(f"<th>{_html(name)}</th>" for name in columns)
-    shown = list(islice(rows, MAX_ROWS))
-    body = "".join(f"<tr>{''.join(f'<td>{_html(cell)}</td>' for cell in row)}</tr>" for row in shown)
-    if size > len(shown):
-        body += f'<tr><td colspan="{len(columns)}">… and {size - len(shown):,} more</td></tr>'
+    shown = [list(row) for row in islice(rows, MAX_ROWS)]
     caption = f"<caption>{_html(title)}</caption>"
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    if not shown:
+        return f"<table>{caption}</table>"
+    # Jupyter aligns all cells to the right.
+    styles = ["" if all(map(_is_number, cells)) else _LEFT for cells in zip(*shown, strict=True)]
+    head, *body = (_row("th", columns, styles), *(_row("td", row, styles) for row in shown))
+    if size > len(shown):
+        body.append(f'<tr><td colspan="{len(columns)}"{_LEFT}>… and {size - len(shown):,} more</td></tr>')
+    return f"<table>{caption}<thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def _row(tag: str, cells: Iterable[object], styles: Iterable[str]) -> str:
+    filled = (f"<{tag}{style}>{_html(cell)}</{tag}>" for cell, style in zip(cells, styles, strict=True))
+    return f"<tr>{''.join(filled)}</tr>"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def html_fields(value: object) -> str:

@@ -54,7 +54,8 @@ class PublishSummary:
         return f"{self.acked} stored, {len(self.failures)} failed"
 
     def __repr__(self) -> str:
-        return f"PublishSummary({self}, offsets {{{short(self.offsets)}}})"
+        spans = {partition: f"{first}-{last}" for partition, (first, last) in self.offsets.items()}
+        return f"PublishSummary({self}, offsets {{{short(spans)}}})"
 
     def _repr_html_(self) -> str:
         return html_outcomes(str(self), self.failures, self.offsets)

@@ -100,10 +100,29 @@ def test_table_counts_the_rows_that_it_leaves_out() -> None:
     assert shown == [*map(str, range(MAX_ROWS)), "… and 950 more"]
 
 
+def test_columns_of_text_are_aligned_to_the_left_and_of_numbers_as_jupyter_does() -> None:
+    table = html_table("t", ("name", "count", "open"), [("a", 1, True), ("b", 2.5, False)], 2)
+    left = '<t[hd] style="text-align: left">'
+    assert re.findall(rf"({left}|<t[hd]>)(\w+)", table)[:6] == [
+        ('<th style="text-align: left">', "name"),
+        ("<th>", "count"),
+        ('<th style="text-align: left">', "open"),
+        ('<td style="text-align: left">', "a"),
+        ("<td>", "1"),
+        ('<td style="text-align: left">', "True"),
+    ]
+
+
+def test_table_without_rows_is_its_title_alone() -> None:
+    assert html_table("5 stored, 0 failed", ("partition",), (), 0) == (
+        "<table><caption>5 stored, 0 failed</caption></table>"
+    )
+
+
 def test_publish_summary_shows_offsets_or_failures() -> None:
     stored = PublishSummary(12, {}, {0: (0, 4), 1: (3, 9)})
     assert cells(stored._repr_html_()) == ["0", "0", "4", "1", "3", "9"]
-    assert repr(stored) == "PublishSummary(12 stored, 0 failed, offsets {0: 0, 4, 1: 3, 9})"
+    assert repr(stored) == "PublishSummary(12 stored, 0 failed, offsets {0: 0-4, 1: 3-9})"
     failed = PublishSummary(1, {5: AckTimeoutError("late")}, {0: (0, 0)})
     assert cells(failed._repr_html_()) == ["5", "AckTimeoutError", "late"]
 

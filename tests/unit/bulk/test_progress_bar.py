@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -98,7 +99,7 @@ def test_extension_shows_the_columns_of_a_reader_without_reading_it() -> None:
     batch = pa.record_batch([[b"k"], [1]], schema=schema)
     reader = pa.RecordBatchReader.from_batches(schema, [batch])
     shown = shell.shows[pa.RecordBatchReader](reader)
-    assert "<td>&lt;n&gt;</td><td>int64</td><td>no</td>" in shown
+    assert re.findall(r"<td[^>]*>(.*?)</td>", shown)[3:] == ["&lt;n&gt;", "int64", "no"]
     assert reader.read_all().num_rows == 1
 
 
