@@ -31,7 +31,7 @@ _MAX_DEPTH: Final = 3
 
 
 def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], size: int) -> str:
-    """Return an HTML table of the first rows, of which columns of numbers are aligned to the right.
+    """Return an HTML table of the first rows; the title alone if there are none. Numbers are aligned right.
 
     Args:
         title: Caption of the table.
@@ -40,9 +40,9 @@ def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
         size: Number of all rows.
     """
     shown = [list(row) for row in islice(rows, MAX_ROWS)]
+    if not shown:  # the caption of an empty table is as narrow as its longest word
+        return f"<div>{_html(title)}</div>"
     caption = f"<caption>{_html(title)}</caption>"
-    if not shown:
-        return f"<table>{caption}</table>"
     # Jupyter aligns all cells to the right.
     styles = ["" if all(map(_is_number, cells)) else _LEFT for cells in zip(*shown, strict=True)]
     head, *body = (_row("th", columns, styles), *(_row("td", row, styles) for row in shown))
