@@ -77,10 +77,11 @@ def test_option_exists(argument: str) -> None:
 
 
 def test_defaults_of_serve_are_those_of_the_command() -> None:
-    own = {option: one.default for one in monitor.params for option in one.opts}
+    own = {option: one for one in monitor.params for option in one.opts}
     serves = {setting.option: setting.default for setting in SETTINGS}
     for name in ("interval", "max-pages"):
-        assert own[f"--{name}"] == serves[f"--monitor-{name}"]
+        option = own[f"--{name}"]
+        assert option.type.convert(option.default, option, None) == serves[f"--monitor-{name}"]
 
 
 @pytest.mark.parametrize(
