@@ -43,6 +43,7 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
+from liftenvelope.gateway._acks.binding_slots import binding_slots_of
 from liftenvelope.gateway._acks.consumers import ACK_CONSUMER, AckConsumer, AckConsumers
 from liftenvelope.gateway._acks.deletions import ack_deletions_of
 from liftenvelope.gateway._acks.flow import ACKNOWLEDGE_EVERY, AckCommands, AckFlow
@@ -70,7 +71,7 @@ _ONE_REQUEST: Final = 2.0
 _ACK_AGAIN: Final = 60
 #: Seconds between two checks whether all messages are acked.
 _LOOK: Final = 0.01
-#: Seconds before the next bind, after one and while this gateway may not ack.
+#: Seconds before the next bind after one.
 _REBIND_PAUSE: Final = 0.1
 
 
@@ -149,6 +150,7 @@ class PartitionAckReader:
         self._bound, self._is_certain = "", False
         self._servers = ack_servers_of(nc)
         self._deletions = ack_deletions_of(nc)
+        self._slots = binding_slots_of(nc)
         self._wanted = asyncio.Event()
         self._epoch = 0
         # Runs after a delivery; fires when no more deliveries come for ``_QUIET`` seconds.
@@ -337,11 +339,14 @@ class PartitionAckReader:
             await self._until_wanted()
             if not self._may_ack():
                 self._give_up()
-                await asyncio.sleep(_REBIND_PAUSE)
+                await asyncio.sleep(backoff.next())
                 continue
             try:
-                await self._bind()
-                await self._take_over()
+                async with self._slots.taken():
+                    if not self._may_ack():
+                        continue  # not any more, after the wait for the slot
+                    await self._bind()
+                    await self._take_over()
                 backoff.reset()
                 await asyncio.sleep(_REBIND_PAUSE)  # slows down two readers that take over from each other
             except LiftEnvelopeError as error:
