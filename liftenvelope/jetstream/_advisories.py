@@ -339,12 +339,13 @@ class Advisories:
             raise UsageError("Advisories can be entered once, and was entered before: make a new one")
         self._link.check_open()
         self._epoch = self._link.epoch - (not self._link.is_connected)
+        before = self._link.report
         self._subscription = await self._link.subscribe(self._subject, self._take)
         try:
             self._watch.add(self)
             if self._link.is_connected:
                 await self._link.barrier(_BARRIER)  # events from now on are received
-                self._link.check_subscribed(self._subject)
+                self._link.check_subscribed(self._subject, before)
         except BaseException:
             await self.__aexit__()
             raise

@@ -98,6 +98,7 @@ class AckInbox:
             raise UsageError("the ack inbox was started before: make a new one")
         self._link.check_open()
         self._loop = asyncio.get_running_loop()
+        before = self._link.report
         self._subscription = await subscribe_direct(self.nc, self.subject, self._on_acks, payloads=True)
         deliver_directly(self._subscription.subscription, self._on_ack)  # acks need no order
         self._watcher = self._link.when_ended(self._subscription.subscription, self._on_ended)
@@ -105,7 +106,7 @@ class AckInbox:
         try:
             if self._link.is_connected:  # otherwise the reconnect makes the subscription
                 await self._link.barrier(self.timeout)  # then acks of other connections' publishes arrive
-                self._link.check_subscribed(self.subject)
+                self._link.check_subscribed(self.subject, before)
         except BaseException:
             await self.close()
             raise

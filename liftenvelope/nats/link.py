@@ -198,9 +198,12 @@ class Link:
             return ""
         return f"; the server said: {last}"
 
-    def check_subscribed(self, subject: str) -> None:
-        """Raise PermissionDeniedError if the server refused a subscription. Call it after a barrier."""
-        refusal = self.refusal(subject)
+    def check_subscribed(self, subject: str, since: Exception | None) -> None:
+        """Raise PermissionDeniedError if the server has refused a subscription. Call it after a barrier.
+
+        ``since`` is :attr:`report` before the subscription.
+        """
+        refusal = "" if self.report is since else self.refusal(subject)
         if f'subscription to "{subject}"'.lower() in refusal.lower():
             raise PermissionDeniedError(0, f"can't subscribe to {subject}{refusal}")
 

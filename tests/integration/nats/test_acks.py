@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from liftenvelope.errors import (
     UsageError,
     UsageTypeError,
 )
-from liftenvelope.jetstream import JetStream
+from liftenvelope.jetstream import Advisories, JetStream
 from liftenvelope.nats import AckInbox, EnvelopePublisher
 from liftenvelope.testing import LiftbridgeCluster, NatsServer, run_liftbridge, run_nats_server
 from tests.integration.conftest import connect, until
@@ -283,6 +285,24 @@ async def test_inbox_that_may_not_be_subscribed_to_fails_at_its_start() -> None:
             await AckInbox(nc, timeout=60).start()
         async with AckInbox(nc, subject="acks.worker", timeout=60) as inbox:  # the refusal was of another one
             assert inbox.outstanding == 0
+        await nc.close()
+
+
+async def test_inbox_may_be_subscribed_to_once_the_permission_is_granted() -> None:
+    """The connection keeps its last error, the earlier refusal."""
+    denied = 'authorization { users: [{user: u, password: p, permissions: {subscribe: {deny: ["acks.>"]}}}] }'
+    with run_nats_server(config_text=denied) as server:
+        nc = await connect(server.url, user="u", password="p")
+        for inbox in (AckInbox(nc, subject="acks.a", timeout=60), Advisories(nc, prefix="acks")):
+            with pytest.raises(PermissionDeniedError):
+                await inbox.__aenter__()
+        config = server._folder / "nats-server.conf"
+        config.write_text(config.read_text().replace('deny: ["acks.>"]', 'deny: ["other.>"]'))
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGHUP)
+        await until(lambda: "Reloaded" in server.log() and nc.is_connected)
+        async with AckInbox(nc, subject="acks.a", timeout=60), Advisories(nc, prefix="acks"):
+            assert "acks" in str(nc.last_error)
         await nc.close()
 
 
