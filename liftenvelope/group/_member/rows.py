@@ -120,8 +120,11 @@ def _columns(messages: Sequence[JetStreamMessage | SourceMessage]) -> list[Any]:
 
 
 def _entries(message: JetStreamMessage) -> list[tuple[str, bytes]]:
-    headers = message.headers
-    return [(name, value.encode()) for name in headers for value in headers.get_all(name)]
+    """Return the headers by name, each name at its first place, in one pass: a block may have many names."""
+    values: dict[str, list[bytes]] = {}
+    for name, value in message.headers.pairs:
+        values.setdefault(name, []).append(value.encode())
+    return [(name, value) for name, several in values.items() for value in several]
 
 
 def _details(message: Any) -> tuple[bytes | None, int | None, str | None, list[tuple[str, bytes]] | None]:

@@ -96,6 +96,26 @@ def test_headers_of_some_messages() -> None:
     ]
 
 
+class CountedPairs(tuple[tuple[str, str], ...]):
+    """Headers that count how often they are read."""
+
+    reads = 0
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        self.reads += 1
+        return super().__iter__()
+
+
+def test_a_message_with_many_headers_is_read_in_one_pass() -> None:
+    headers = Headers()
+    headers.pairs = pairs = CountedPairs((f"Name-{number}", "x") for number in range(1_000))
+    headers._last = dict(tuple(pairs))
+    pairs.reads = 0
+    batch = rows_of([(FIRST, [stored(1, headers)])])
+    assert len(batch.column("headers").to_pylist()[0]) == 1_000
+    assert pairs.reads == 1
+
+
 def test_sources_of_different_kinds_in_one_batch() -> None:
     liftbridge = LiftbridgeMessage(
         offset=7, key=b"k", value=b"tea", timestamp_ns=SECONDS * 10**9, subject="s", headers={"h": b"v"}
