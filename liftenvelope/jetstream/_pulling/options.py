@@ -66,7 +66,8 @@ class ConsumeOptions(GroupOptions, total=False):
         buffer_bytes: Maximum number of bytes requested and buffered, besides ``max_messages``. A larger
             message comes alone. Default: no such limit.
         stop_after: End after this many messages, and request no more than these. Not with ``max_bytes``.
-            Default: no end.
+            A pin of the policy PINNED_CLIENT is no longer kept once the last one has arrived: a standby may
+            get the pin while the caller works on buffered messages. Default: no end.
     """
 
     expires: float | None

@@ -417,15 +417,16 @@ class PullCore:
         missing = self.limits.limit - have
         if self.limits.stop_after:
             missing = min(missing, self.limits.stop_after - self._received - owed)
-        if missing <= 0 or (self._whole and have > 0):
+        is_due = self._pin_is_due(now)
+        if missing <= 0 or (self._whole and have > 0 and not is_due):
             return
-        if have >= self.limits.threshold and not self._pin_is_due(now):
+        if have >= self.limits.threshold and not is_due:
             return
         room = self.limits.max_bytes - self.held_bytes
         if self.limits.max_bytes:
-            if self._waiting or 2 * room < self.limits.max_bytes:
+            if self._waiting or room <= 0 or (2 * room < self.limits.max_bytes and not is_due):
                 return
-            if self._whole:
+            if self._whole and have == 0:
                 missing, room = 1, 0
         if not self._waiting:
             self._heard = now

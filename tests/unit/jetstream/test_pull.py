@@ -375,6 +375,42 @@ class TestPins:
         core.tick(1.0)
         assert did(core) == [PullNow(2, 1, "abc")]
 
+    def test_a_pull_keeps_the_pin_while_few_bytes_have_room(self) -> None:
+        limits = {"pinned": True, "keep_pin": 1.0, "expires": 1.0, "idle_heartbeat": 0.5}
+        core = core_of(50, 25, max_bytes=1_000, **limits)
+        core.pinned("abc")
+        for _ in range(9):
+            core.arrived()
+        core.held_bytes = 900
+        core.filled()
+        did(core)
+        core.tick(0.9)
+        assert did(core) == []
+        core.tick(1.0)
+        assert did(core) == [PullNow(2, 41, "abc", 100)]
+        # The next message is larger, and is pulled alone once the buffer is empty. The pin is kept until then.
+        core.status(2, Status.of(409, "Message Size Exceeds MaxBytes", 41), 1.1)
+        core.tick(1.9)
+        assert did(core) == []
+        core.tick(2.0)
+        assert did(core) == [PullNow(3, 41, "abc", 100)]
+        core.status(3, Status.of(409, "Message Size Exceeds MaxBytes", 41), 2.1)
+        for _ in range(9):
+            core.taken()
+        core.held_bytes = 0
+        core.refill(2.2)
+        assert did(core) == [PullNow(4, 1, "abc")]
+
+    def test_no_pull_keeps_the_pin_without_room(self) -> None:
+        core = core_of(50, 25, max_bytes=1_000, pinned=True, keep_pin=1.0, expires=1.0, idle_heartbeat=0.5)
+        core.pinned("abc")
+        core.arrived()
+        core.held_bytes = 1_000
+        core.filled()
+        did(core)
+        core.tick(1.0)
+        assert did(core) == []
+
 
 class TestFromHeaders:
     def test_as_nats_py_gives_them(self) -> None:
