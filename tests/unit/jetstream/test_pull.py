@@ -388,7 +388,7 @@ class TestPins:
         assert did(core) == []
         core.tick(1.0)
         assert did(core) == [PullNow(2, 41, "abc", 100)]
-        # The next message is larger, and is pulled alone once the buffer is empty. The pin is kept until then.
+        # The next message is larger: it is pulled alone once nothing is buffered. Pulls keep the pin.
         core.status(2, Status.of(409, "Message Size Exceeds MaxBytes", 41), 1.1)
         core.tick(1.9)
         assert did(core) == []
