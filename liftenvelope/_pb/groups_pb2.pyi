@@ -148,10 +148,12 @@ class Group(_message.Message):
     def __init__(self, name: _Optional[str] = ..., error: _Optional[_Union[Error, _Mapping[str, object]]] = ..., controller: _Optional[_Union[Controller, _Mapping[str, object]]] = ..., session_timeout_ms: _Optional[int] = ..., generation: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[Topic, _Mapping[str, object]]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping[str, object]]]] = ..., ephemeral: _Optional[bool] = ..., assignor: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ...) -> None: ...
 
 class ListGroupsRequest(_message.Message):
-    __slots__ = ("names",)
+    __slots__ = ("names", "stored")
     NAMES_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+    stored: bool
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., stored: _Optional[bool] = ...) -> None: ...
 
 class ListGroupsResponse(_message.Message):
     __slots__ = ("error", "groups")

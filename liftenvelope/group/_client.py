@@ -144,7 +144,7 @@ class GroupClient:
         for listed in await self._listed(names, deadline):
             group = listed
             if not names and group.error.code == pb.LIMIT_EXCEEDED:  # no room in the list, but alone
-                [group] = await self._listed([group.name], deadline)
+                [group] = await self._listed([group.name], deadline, stored=True)
             if group.error.code == pb.NO_SUCH_GROUP:
                 unknown += [group.name] if names else []
                 continue
@@ -152,8 +152,10 @@ class GroupClient:
             groups.append(_info(group))
         return GroupList(tuple(groups), tuple(unknown))
 
-    async def _listed(self, names: Sequence[str], deadline: Deadline) -> Sequence[pb.Group]:
-        request = pb.ListGroupsRequest(names=names)
+    async def _listed(
+        self, names: Sequence[str], deadline: Deadline, *, stored: bool = False
+    ) -> Sequence[pb.Group]:
+        request = pb.ListGroupsRequest(names=names, stored=stored)
         return (await self._calls.any("ListGroups", request, pb.ListGroupsResponse, deadline.left)).groups
 
     async def describe_group(self, name: str, *, timeout: float | None = None) -> GroupInfo:

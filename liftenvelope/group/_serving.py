@@ -192,7 +192,8 @@ class GroupService:
         if len(data) > (most := max_payload_of(self._nc)):
             error = GroupLimitError(
                 f"the answer to {method} has {len(data)} bytes, and a NATS message at most {most}: raise "
-                "max_payload of nats-server, or have fewer partitions or shorter names in the group"
+                "max_payload of nats-server, ask for fewer groups or partitions, or have fewer partitions or "
+                "shorter names in the group"
             )
             data = self._refusal(method, error).SerializeToString()
         try:
@@ -210,7 +211,7 @@ class GroupService:
     # Methods
 
     async def _list_groups(self, request: pb.ListGroupsRequest) -> Message:
-        found = await self._directory.list(request.names)
+        found = await self._directory.list(request.names, stored=request.stored)
         for name in self._listings.keys() - self._directory.hosts.keys():
             del self._listings[name]
         groups = [self._listed(name, one) for name, one in found.items()]
@@ -359,6 +360,8 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
 
 def _fitting(groups: list[pb.Group], most: int) -> list[pb.Group]:
     """Return groups for one answer of at most ``most`` bytes; those without room have an error instead."""
+    if sum(one.ByteSize() + _AROUND for one in groups) <= most:
+        return groups
     text = "the list has no room for the group: ask for it by name"
     brief = [pb.Group(name=one.name, error=error_message(GroupLimitError(text))) for one in groups]
     room = most - sum(one.ByteSize() + _AROUND for one in brief)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from liftenvelope.errors import GroupError, WrongLastSequenceError
@@ -261,8 +262,13 @@ class Directory:
             return state
         raise GroupUnavailableError(f"group {definition.name!r} has too many concurrent changes; retry")
 
-    async def list(self, names: Iterable[str]) -> dict[str, GroupState | GroupError]:
+    async def list(self, names: Iterable[str], *, stored: bool = False) -> dict[str, GroupState | GroupError]:
         """Return groups by name, each with its state or an error; all groups if no names are given.
+
+        Args:
+            names: Names of groups.
+            stored: Return the stored state of named groups, as for all groups, also without a live
+                controller. Otherwise a group that is free is taken over.
 
         Raises:
             GroupUnavailableError: The bucket could not be read.
@@ -271,8 +277,17 @@ class Directory:
         if not wanted:
             states = _readable(await self._store.all(KIND), self._id)
             return {state.name: state for state in sorted(states, key=lambda state: state.name)}
-        found = await at_once([lambda name=name: self._look(name) for name in wanted])  # type: ignore[misc]
+        look = self._stored_state if stored else self._look
+        found = await at_once([partial(look, name) for name in wanted])
         return dict(zip(wanted, found, strict=True))
+
+    async def _stored_state(self, name: str) -> GroupState | GroupError:
+        """Return a group as it is stored."""
+        try:
+            check_id("group", name)
+            return self._read(name, await self._store.get(_key(name)))
+        except GroupError as exc:
+            return exc
 
     async def _look(self, name: str) -> GroupState | GroupError:
         """Return a group with a live controller, if any coordinator can take the group."""

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
+from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope.errors import CallTimeoutError, ResourcesExceededError
 from liftenvelope.group import (
     GroupClient,
     GroupConsumer,
     GroupEvent,
     GroupLimitError,
+    GroupUnavailableError,
     JetStreamTopic,
     LeaseLost,
     PartitionRefused,
@@ -22,6 +24,8 @@ from liftenvelope.group import (
     TopicPartition,
 )
 from liftenvelope.group._member.reader import Outage
+from liftenvelope.group._serving import _fitting
+from liftenvelope.group.assignors import sticky
 from liftenvelope.jetstream import ConsumerConfig, JetStream, StreamConfig
 from liftenvelope.testing import run_nats_server
 from tests.integration.conftest import connect
@@ -73,6 +77,34 @@ async def test_all_groups_are_listed_although_they_have_no_room_in_one_answer(na
             assert {group.topics for group in found.groups} == {(topic.spec,)}
             assert found.unknown == ()
         await nc.close()
+
+
+async def test_groups_without_a_coordinator_that_can_serve_them_are_listed_too(name: str) -> None:
+    """A group that is asked for singly has its stored state, as those with room in the list."""
+    with run_nats_server(jetstream=True, config={"max_payload": 16_384}) as server:
+        nc = await connect(server.url)
+        client = GroupClient(nc, timeout=PATIENCE)
+        topic = JetStreamTopic.of_stream(name, [f"{name}.{n}" for n in range(100)])
+        names = [f"g{number:02}" for number in range(12)]
+        async with coordinator(nc, lease=LONG, assignors={"mine": sticky}):
+            for each in names:
+                await client.create_group(each, topics=[topic], assignor="mine")
+        async with coordinator(nc, lease=LONG):
+            with pytest.raises(GroupUnavailableError, match="no assignor 'mine'"):
+                await client.list_groups(names[-1], timeout=1.0)
+            found = await client.list_groups()
+            assert [(group.name, group.assignor) for group in found.groups] == [(n, "mine") for n in names]
+        await nc.close()
+
+
+def test_list_with_room_for_all_groups_is_answered_as_it_is() -> None:
+    groups = [pb.Group(name=f"g{number}") for number in range(9)]
+    size = pb.ListGroupsResponse(groups=groups).ByteSize()
+    assert _fitting(groups, size + 100) is groups
+    few = [pb.Group(name="g", assignor="x" * 1_000) for _ in range(9)]
+    fitting = _fitting(few, 5_000)
+    assert pb.ListGroupsResponse(groups=fitting).ByteSize() <= 5_000
+    assert {one.error.code for one in fitting} == {pb.OK, pb.LIMIT_EXCEEDED}
 
 
 async def test_member_waits_for_the_consumers_of_another_one_at_the_limit_of_the_stream(play: Play) -> None:
