@@ -67,9 +67,13 @@ def test_lines_go_into_a_pipe_that_has_a_name(url: str, name: str, tmp_path: Pat
     publish(url, [(f"{name}.x", b"one", None)])
     os.mkfifo(pipe := tmp_path / "pipe")
     reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE)
-    done = CliRunner().invoke(root, ["read", name, "--url", url, "--to", str(pipe)])
-    assert done.exit_code == 0, done.output
-    assert json.loads(reader.communicate()[0])["value"] == "one"
+    try:
+        done = CliRunner().invoke(root, ["read", name, "--url", url, "--to", str(pipe)])
+        assert done.exit_code == 0, done.output
+        assert json.loads(reader.communicate()[0])["value"] == "one"
+    finally:
+        reader.kill()  # it waits for a writer
+        reader.wait()
     assert pipe.is_fifo()
 
 
