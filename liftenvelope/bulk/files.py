@@ -127,7 +127,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
     if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
+        return {_finite(name): _finite(one) for name, one in value.items()}
     return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 

@@ -279,6 +279,11 @@ class TestLines:
             (pa.array([[(b"a", 1)]], pa.map_(pa.binary(), pa.int64())), {"a": 1}),
             (pa.array([[(b"\xff", 1)]], pa.map_(pa.binary(), pa.int64())), [[{"base64": "/w=="}, 1]]),
             (pa.array([[(Decimal("1.5"), 1)]], pa.map_(pa.decimal128(4, 1), pa.int64())), {"1.5": 1}),
+            (
+                pa.array([[(math.nan, 1), (0.5, -math.inf)]], pa.map_(pa.float64(), pa.float64())),
+                {"NaN": 1, "0.5": "-Infinity"},
+            ),
+            (pa.array([[(math.inf, 1)]], pa.map_(pa.float64(), pa.int64())), {"Infinity": 1}),
             (pa.array([bytes(16)], pa.uuid()), "00000000-0000-0000-0000-000000000000"),
         ],
     )
