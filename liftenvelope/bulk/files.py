@@ -8,8 +8,10 @@ import contextlib
 import datetime
 import json
 import math
+import os
 import reprlib
 import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -52,11 +54,17 @@ _SCHEMA: Final = pa.schema(
 
 @contextlib.contextmanager
 def file_when_complete(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing that appears under its name only after the block has ended without an error."""
+    """Open a file for writing that appears under its name only after the block has ended without an error.
+
+    A file that exists is replaced, and its mode kept. Of a symbolic link, the file that it names is replaced.
+    """
+    path = Path(os.path.realpath(path))
     # A new name in each call: another run may write the same file at the same time.
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     with draft.open("xb") as file:
         try:
+            with contextlib.suppress(FileNotFoundError):
+                draft.chmod(stat.S_IMODE(path.stat().st_mode))
             yield file
             file.close()  # writes what is left, and may fail
             draft.replace(path)

@@ -187,11 +187,32 @@ def _print(
     check_open("--to", to, sys.__stdout__)  # main() puts another one in the place of a closed one
     check_folder("--to", to)
     reader = bulk.tail(source, stream, **how) if follow else bulk.read(source, stream, **how)
-    # A file that is followed has no end. A device or a pipe can't be replaced.
-    is_direct = follow or to == "-" or (Path(to).exists() and not Path(to).is_file())
+    is_direct = follow or to == "-" or not _is_replaceable(to)  # a file that is followed has no end
     # Bytes, because the terminal's text encoding need not be UTF-8, and JSON is.
     with click.open_file(to, "wb") if is_direct else file_when_complete(Path(to)) as out:
         for batch in _first(reader, limit):
             for line in to_lines(batch):
                 out.write(harmless_json(line).encode() + b"\n")
             out.flush()
+
+
+def _is_replaceable(to: str) -> bool:
+    """Return True unless a path must be written in place.
+
+    A device or a pipe is no file. Behind ``/dev/stdout`` and ``/dev/fd/3`` there may be a file, which another
+    program has open and reads on. A file in a folder without the right to write can't be replaced.
+    """
+    path, full = Path(to), Path(os.path.abspath(to))
+    if not path.exists():
+        return True
+    is_descriptor = full.is_relative_to("/dev") or full.is_relative_to("/proc")
+    if not path.is_file() or is_descriptor or _is_stdout(path):
+        return False
+    return os.access(Path(os.path.realpath(to)).parent, os.W_OK)
+
+
+def _is_stdout(path: Path) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(1))
+    except OSError:  # closed
+        return False

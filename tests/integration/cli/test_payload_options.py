@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,48 @@ def test_lines_go_into_a_pipe_that_has_a_name(url: str, name: str, tmp_path: Pat
         reader.kill()  # it waits for a writer
         reader.wait()
     assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("kind", ["ndjson", "parquet"])
+def test_read_into_a_link_replaces_the_file_that_it_names(
+    url: str, name: str, tmp_path: Path, kind: str
+) -> None:
+    publish(url, [(f"{name}.x", b"one", None)])
+    (tmp_path / "data").mkdir()
+    file, link = tmp_path / "data" / f"orders.{kind}", tmp_path / f"latest.{kind}"
+    file.write_text("of an earlier read")
+    file.chmod(0o604)
+    link.symlink_to(file)
+    assert run("read", name, "--url", url, "--to", str(link)).exit_code == 0
+    assert link.readlink() == file
+    assert b"one" in file.read_bytes()
+    assert file.stat().st_mode & 0o777 == 0o604
+
+
+@pytest.mark.parametrize("to", ["/dev/fd/1", "/proc/self/fd/1", "link", "out.ndjson"])
+def test_file_that_is_standard_output_is_written_in_place(
+    url: str, name: str, tmp_path: Path, to: str
+) -> None:
+    publish(url, [(f"{name}.x", b"one", None)])
+    (tmp_path / "link").symlink_to("/dev/stdout")
+    with (tmp_path / "out.ndjson").open("w+b") as out:
+        command = [sys.executable, "-m", "liftenvelope", "read", name, "--url", url, "--to", to]
+        subprocess.run(command, stdout=out, cwd=tmp_path, check=True)
+        assert json.loads(out.read())["value"] == "one"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["link", "out.ndjson"]
+
+
+def test_file_in_a_folder_without_the_right_to_write_is_written_in_place(
+    url: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(url, [(f"{name}.x", b"one", None)])
+    path = tmp_path / "out.ndjson"
+    path.write_text("of an earlier read")
+    same = path.stat().st_ino
+    monkeypatch.setattr(os, "access", lambda *_: False)  # a right that root always has
+    assert run("read", name, "--url", url, "--to", str(path)).exit_code == 0
+    assert json.loads(path.read_text())["value"] == "one"
+    assert path.stat().st_ino == same
 
 
 @pytest.fixture
