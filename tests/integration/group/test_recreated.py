@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,8 @@ from liftenvelope.group import (
     GroupMessage,
     JetStreamTopic,
     JetStreamTopicSource,
-    _topics,
 )
+from liftenvelope.jetstream import api
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect
 
@@ -207,7 +206,7 @@ async def test_stream_that_was_restored_from_a_backup_is_read_on(
     play: Play, jetstream_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also once its messages of before, by which it is recognized, are gone."""
-    monkeypatch.setattr(_topics, "_OLDER", timedelta(0))  # the backup is of messages of now
+    monkeypatch.setattr(api, "_OLDER_NS", 0)  # the backup is of messages of now
     await play.publish(8)
     await read_all(play, 8)
     backup = tmp_path / "backup"
