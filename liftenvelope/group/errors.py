@@ -121,7 +121,7 @@ class RebalancingError(GroupError):
 
 
 class GroupLimitError(GroupError):
-    """The group would be larger than a coordinator accepts, or an answer larger than a NATS message may be."""
+    """The group would be larger than a coordinator accepts, or an answer larger than a NATS message is."""
 
 
 class TopicMismatchError(GroupError):
