@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from liftenvelope.errors import TransportError
 from liftenvelope.group.state import TopicSpec
 from liftenvelope.jetstream import Message
 
 __all__ = [
     "DatedSource",
+    "FeedReconnectedError",
     "ListFeed",
     "NewestSource",
     "PartitionFeed",
@@ -21,6 +23,10 @@ __all__ = [
     "created_of",
     "newest_of",
 ]
+
+
+class FeedReconnectedError(TransportError):
+    """A feed ended because its connection was lost. The connection is back: open the feed again."""
 
 
 class SourceMessage(NamedTuple):

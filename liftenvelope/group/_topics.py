@@ -22,6 +22,7 @@ from liftenvelope.errors import (
     UsageTypeError,
 )
 from liftenvelope.group._sources import (
+    FeedReconnectedError,
     ListFeed,
     PartitionFeed,
     SourceMessage,
@@ -38,6 +39,7 @@ from liftenvelope.jetstream import (
     OrderedConsumer,
     OrderedReset,
     PullEvent,
+    Reconnected,
     Stream,
 )
 from liftenvelope.jetstream.api import DEFAULT_PREFIX, is_restored
@@ -342,6 +344,7 @@ class JetStreamFeed:
             max_messages=prefetch, max_bytes=self._max_bytes, on_event=self._on_event, created=created
         )
         self._reset: OrderedReset | None = None
+        self._is_reconnected = False
 
     async def start(self) -> None:
         """Start reading."""
@@ -373,13 +376,16 @@ class JetStreamFeed:
             sequences, messages = await self._feed.next_many(limit)
         except StopAsyncIteration:
             reason = "the feed was closed" if self._reset is None else self._reset.reason
-            raise TransportError(f"the feed of stream {self._stream!r} was interrupted: {reason}") from None
+            kind = FeedReconnectedError if self._is_reconnected else TransportError
+            raise kind(f"the feed of stream {self._stream!r} was interrupted: {reason}") from None
         except StreamReplacedError as exc:
             raise TransportError(str(exc)) from exc
         return Taken([sequence - 1 for sequence in sequences], messages)
 
     def _on_event(self, event: PullEvent) -> None:
-        if isinstance(event, OrderedReset):
+        if isinstance(event, Reconnected):
+            self._is_reconnected = True
+        elif isinstance(event, OrderedReset):
             self._reset = event
             self._feed.stop()
 

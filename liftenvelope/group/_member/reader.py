@@ -16,7 +16,14 @@ from liftenvelope.errors import (
     OffsetOutOfRangeError,
     ResourcesExceededError,
 )
-from liftenvelope.group._sources import PartitionFeed, TopicSource, continues, created_of, newest_of
+from liftenvelope.group._sources import (
+    FeedReconnectedError,
+    PartitionFeed,
+    TopicSource,
+    continues,
+    created_of,
+    newest_of,
+)
 from liftenvelope.group._topics import end_of, lists_of, open_within, replaced
 from liftenvelope.group.assignors import TopicPartition
 
@@ -29,8 +36,9 @@ _CERTAIN: Final[tuple[tuple[type[LiftEnvelopeError], float], ...]] = (
     (OffsetOutOfRangeError, 3.0),
     (ResourcesExceededError, 330.0),
 )
-#: Seconds after which a feed without messages counts as one that works: its partition is empty.
-_WORKS: Final = 60.0
+#: Seconds after which a feed without messages counts as one that works: its partition is empty. A feed whose
+#: pulls are refused without an answer fails after two missed heartbeats, which take 30 to 31 s.
+_WORKS: Final = 35.0
 
 
 class GroupMessage(NamedTuple):
@@ -316,7 +324,8 @@ class PartitionReader:
         now = asyncio.get_running_loop().time()
         if error.retriable or isinstance(error, FencedError):
             self._failing = None
-            if self._outage.failed(now):
+            # A feed that ended with its connection did not fail: the member reads on, on the next connection.
+            if not isinstance(error, FeedReconnectedError) and self._outage.failed(now):
                 self._on_unreadable(self, error)
             return
         certain = ((kind, seconds) for kind, seconds in _CERTAIN if isinstance(error, kind))

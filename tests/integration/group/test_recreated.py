@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,13 @@ from liftenvelope import bulk
 from liftenvelope.errors import NoCursorError, OffsetOutOfRangeError
 from liftenvelope.group import (
     GroupConsumer,
+    GroupEvent,
     GroupMessage,
     JetStreamTopic,
     JetStreamTopicSource,
+    PartitionUnreadable,
 )
+from liftenvelope.group._member.reader import Outage
 from liftenvelope.jetstream import api
 from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect
@@ -55,6 +59,28 @@ async def test_member_continues_after_its_connection_was_lost(
         await nc.close()
     play.log.check()
     assert sorted(entry.data for entry in play.log.entries) == sorted(play.published)
+
+
+async def test_lost_connections_do_not_make_a_quiet_partition_unreadable(
+    play: Play, jetstream_server: NatsServer
+) -> None:
+    events: list[GroupEvent] = []
+    with FaultProxy(jetstream_server.url) as proxy:
+        nc = await connect(f"nats://{proxy.address}")
+        options = {"nc": nc, "session_timeout": LONG, "on_event": events.append}
+        async with play.consumer("a", **options) as consumer:
+            await eventually(lambda: len(consumer._readers) == play.partitions)
+            readers = list(consumer._readers.values())
+            for _ in range(2):
+                await eventually(lambda: all(reader._outage._opened_at < inf for reader in readers))
+                for reader in readers:
+                    reader._outage, reader.last_error = Outage(0.0), None
+                proxy.cut()
+                await eventually(lambda: None not in [reader.last_error for reader in readers])
+            await play.publish(4)
+            assert {*await take(consumer, 4)} == play.published
+        await nc.close()
+    assert not [event for event in events if isinstance(event, PartitionUnreadable)]
 
 
 async def test_stream_that_is_created_again_while_a_member_reads_is_not_skipped(

@@ -284,7 +284,8 @@ async def test_time_limit_of_errors_in_a_row_begins_anew_after(
             id="two outages",
         ),
         pytest.param([("failed", 0), ("opened", 1), ("failed", 11)], [11], id="a feed that soon fails"),
-        pytest.param([("failed", 0), ("opened", 1), ("failed", 61)], [], id="a feed of an empty partition"),
+        pytest.param([("failed", 0), ("opened", 1), ("failed", 32)], [32], id="two missed heartbeats"),
+        pytest.param([("failed", 0), ("opened", 1), ("failed", 36)], [], id="a feed of an empty partition"),
     ],
 )
 def test_outage_of_a_partition_is_told_after_ten_seconds(
