@@ -36,7 +36,7 @@ BUCKET: Final = "lift_streams"
 #: Removed records whose revisions are known. Clients may create and delete streams of any number of names.
 _MOST_REMOVED: Final = 10_000
 #: Seconds until the marker of a removed record expires. A gateway that is cut off from NATS for longer may
-#: not notice the removal when it is back.
+#: notice the removal only when it is asked to create, change or delete the stream.
 _MARKER_TTL: Final = 7 * 24 * 3600.0
 #: Attempts of a change that loses the compare-and-set race to other gateways.
 _TRIES: Final = 20
@@ -260,15 +260,18 @@ class StreamRegistry:
             entry = await self._bucket.get(key)
         except StreamNotFoundError as exc:
             raise _bucket_is_gone() from exc
-        if not entry.revision and known is not None and known[0] is None and self._records.get(key) is known:
-            # The marker of the removal has expired. A new record must expect that the key was never set.
+        if not entry.revision and known is not None and self._records.get(key) is known:
+            # The marker of a removal has expired, of which a gateway that was cut off may not have heard. A
+            # new record must expect that the key was never set.
             del self._records[key]
             self._removed.pop(key, None)
+            if known[0] is not None:
+                self._report(known[0], None)
         self._on_entry(entry)
         return self._records.get(key, (None, 0))[0]
 
     def _on_entry(self, entry: BucketEntry) -> None:
-        """Apply an entry, own or mirrored; report the change if the stream is or was ready."""
+        """Apply an entry, own or mirrored, unless it is known."""
         before, revision = self._records.get(entry.key, (None, 0))
         if entry.revision <= revision:
             return  # already known, such as an own write that the mirror reports
@@ -277,6 +280,10 @@ class StreamRegistry:
         self._removed.pop(entry.key, None)
         if record is None:
             self._forget(entry.key)
+        self._report(before, record)
+
+    def _report(self, before: StreamRecord | None, record: StreamRecord | None) -> None:
+        """Count a change of a record and wake its waiters; call the listener if the stream is or was ready."""
         self.changes += 1
         waiting, self._waiting = self._waiting, []
         for future in waiting:

@@ -89,22 +89,55 @@ async def test_one_that_came_and_went_unheard_of(js: JetStream, name: str) -> No
 async def test_marker_of_a_removed_record_expires_and_its_name_is_free(
     js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "_MARKER_TTL", 1.0)
+    monkeypatch.setattr(streams, "_MARKER_TTL", 5.0)
     here, there = await registry(js), await registry(js)
     await here.create(record(name, "here"))
+    await until(lambda: there.known(name) is not None)
     await here.remove(record(name, "here"))
-    await until(lambda: there.revision(name) == here.revision(name))
-    marker, key = here.revision(name), encode_name(name)
-    bucket = Bucket(js, streams.BUCKET)
-    async with asyncio.timeout(240):
-        while (await bucket.get(key)).revision:
-            await asyncio.sleep(0.05)
-    assert there.revision(name) == marker  # an expiry is no entry, and tells nobody
+    await marker_expires(js, name)
     await there.create(record(name, "there"))
     assert (await here.find(name)).maker == "there"
     await here.remove(record(name, "there"))
     await here.close()
     await there.close()
+
+
+@pytest.mark.parametrize("call", ["create", "remove", "change"])
+async def test_gateway_cut_off_until_the_marker_has_expired_notices_the_removal(
+    js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr(streams, "_MARKER_TTL", 1.0)
+    told: list[tuple[StreamRecord | None, StreamRecord | None]] = []
+    there, late = await registry(js), StreamRegistry(js, lambda *change: told.append(change))
+    await late.start()
+    gone = record(name, "there")
+    await there.create(gone)
+    await until(lambda: told)
+    await late.close()
+    before = (late.streams, late.partitions, late.changes)
+    await there.remove(gone)
+    await marker_expires(js, name)
+    if call == "create":
+        await late.create(record(name, "late"))
+        assert told[1:] == [(gone, None), (None, record(name, "late"))]
+        await late.remove(record(name, "late"))
+    elif call == "remove":
+        await late.remove(gone)
+    else:
+        with pytest.raises(RpcError, match="No such stream"):
+            await late.change(name, lambda found: replace(found, group="other"))
+    assert told[1] == (gone, None)
+    assert late.known(name) is None
+    assert (late.streams, late.partitions) == (before[0] - 1, before[1] - len(gone.partitions))
+    assert late.changes > before[2]
+    await there.close()
+
+
+async def marker_expires(js: JetStream, name: str) -> None:
+    bucket = Bucket(js, streams.BUCKET)
+    async with asyncio.timeout(240):
+        while (await bucket.get(encode_name(name))).revision:
+            await asyncio.sleep(0.05)
 
 
 async def test_gateway_that_comes_late_removes_no_later_stream_of_the_name(js: JetStream, name: str) -> None:
