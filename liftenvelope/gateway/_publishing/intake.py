@@ -7,7 +7,6 @@ not in the copy. Such an envelope names the gateway's own ack inbox, and the par
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -123,6 +122,7 @@ class Intake:
         *,
         connection: Hashable,
         own_inbox: bool,
+        received_ns: int,
         timeout: float | None,
     ) -> asyncio.Future[PubAck]:
         """Send a message to JetStream and return the future of its ack. Wait while it has no place.
@@ -134,6 +134,7 @@ class Intake:
             request: The request of the client.
             connection: Connection of the client, which has a share of the places.
             own_inbox: Whether the client's ack inbox gets an ack as well.
+            received_ns: Time when the gateway received the message, in ns since 1970.
             timeout: Timeout of the call; see :meth:`ack_seconds`.
 
         Raises:
@@ -151,7 +152,8 @@ class Intake:
         self.check_size(envelope)
         seconds = self.ack_seconds(timeout)
         if target.record.partitions[target.partition].source is not None:
-            storing = partial(self._store_in_copy, target, request, own_inbox=own_inbox, timeout=seconds)
+            inbox_ns = received_ns if own_inbox else None
+            storing = partial(self._store_in_copy, target, request, inbox_ns, timeout=seconds)
             return await self._core.places.send(connection, storing)
         expected = None
         if target.record.checks_offsets and request.expectedOffset != _ANY_OFFSET:
@@ -167,10 +169,16 @@ class Intake:
         return await self._core.places.send(connection, publish)
 
     async def _store_in_copy(
-        self, target: PublishTarget, request: api_pb2.PublishRequest, *, own_inbox: bool, timeout: float
+        self, target: PublishTarget, request: api_pb2.PublishRequest, inbox_ns: int | None, *, timeout: float
     ) -> asyncio.Future[PubAck]:
-        """Store a message whose subject another stream records; the future has its sequence in the copy."""
-        received_ns = time.time_ns()
+        """Store a message whose subject another stream records; the future has its sequence in the copy.
+
+        Args:
+            target: Target of the message.
+            request: The request of the client.
+            inbox_ns: Time of reception for the ack to the client's inbox, in ns; None for no such ack.
+            timeout: Seconds to wait for the ack.
+        """
         future = await self._core.copies.publish(
             target.record.name,
             target.subject,
@@ -179,8 +187,8 @@ class Intake:
             headers=request.headers,
             timeout=timeout,
         )
-        if own_inbox and request.ackPolicy != _NONE and request.ackInbox:
-            future.add_done_callback(partial(self._pass_on, target, request, received_ns))
+        if inbox_ns is not None and request.ackPolicy != _NONE and request.ackInbox:
+            future.add_done_callback(partial(self._pass_on, target, request, inbox_ns))
         return future
 
     def _pass_on(

@@ -73,7 +73,12 @@ class PublishService:
                 target = await self._intake.target(request)
                 timeout = None if request.ackPolicy == _NONE else call.timeout
                 future = await self._intake.store(
-                    target, request, connection=call.connection, own_inbox=True, timeout=timeout
+                    target,
+                    request,
+                    connection=call.connection,
+                    own_inbox=True,
+                    received_ns=received_ns,
+                    timeout=timeout,
                 )
                 request = without_content(request)
                 response = api_pb2.PublishResponse()

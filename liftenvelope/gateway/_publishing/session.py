@@ -244,7 +244,12 @@ class PublishSession:
         try:
             target = await self._intake.target(request)
             future = await self._intake.store(
-                target, request, connection=self._call.connection, own_inbox=False, timeout=None
+                target,
+                request,
+                connection=self._call.connection,
+                own_inbox=False,
+                received_ns=arrival.ns,
+                timeout=None,
             )
         except LiftEnvelopeError as exc:
             self._tally.fail(reason_of(exc))

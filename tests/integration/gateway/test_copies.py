@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 import pytest
 
@@ -14,6 +14,7 @@ from liftenvelope.envelope import Ack, marshal_ack, unmarshal_ack, unmarshal_mes
 from liftenvelope.errors import EnvelopeTooLargeError, TransportError
 from liftenvelope.gateway import Gateway
 from liftenvelope.gateway._acks.copies import CopyAcks
+from liftenvelope.gateway._clients.publish_places import PublishPlaces
 from liftenvelope.gateway._publishing.intake import Intake
 from liftenvelope.gateway._streams.service import StreamService
 from liftenvelope.jetstream.publish_frames import PubAck
@@ -101,3 +102,25 @@ async def test_ack_inbox_gets_the_ack_of_a_copy_unless_the_connection_is_closed(
     # An exception that nobody takes goes to the event loop with the task, and fails the test.
     del sending
     gc.collect()
+
+
+async def test_both_acks_of_a_message_in_a_copy_have_one_time_of_reception(
+    own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = PublishPlaces._take
+
+    async def wait(places: PublishPlaces, connection: Hashable) -> None:
+        await asyncio.sleep(0.01)
+        await take(places, connection)
+
+    nc = await connect(own_nats.url)
+    acks = await nc.subscribe(f"_INBOX.{name}")
+    async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+        await client.create_stream(name, name)
+        await client.create_stream(name, f"{name}-copy")
+        monkeypatch.setattr(PublishPlaces, "_take", wait)
+        ack = await client.publish(f"{name}-copy", b"one", ack_inbox=f"_INBOX.{name}")
+        other = unmarshal_ack((await acks.next_msg(60)).data)
+        assert ack is not None
+        assert ack.reception_timestamp_ns == other.reception_timestamp_ns
+    await nc.close()
