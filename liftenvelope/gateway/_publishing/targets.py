@@ -51,7 +51,8 @@ def ack_of(
         request: The request of the client.
         sequence: Sequence of the message in the partition.
         received_ns: Time when the gateway received the message, in ns since 1970. A read from that time
-            finds the message, because JetStream stored it later.
+            finds the message, because JetStream stored it later, unless the gateway's clock is ahead of the
+            server's by more than that took.
     """
     return api_pb2.Ack(
         stream=target.record.name,
