@@ -283,7 +283,7 @@ class StreamRegistry:
         self._report(before, record)
 
     def _report(self, before: StreamRecord | None, record: StreamRecord | None) -> None:
-        """Count a change of a record and wake its waiters; call the listener if the stream is or was ready."""
+        """Count a change of a record, wake its waiters, and report it if the stream is or was ready."""
         self.changes += 1
         waiting, self._waiting = self._waiting, []
         for future in waiting:
