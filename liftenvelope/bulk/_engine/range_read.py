@@ -150,7 +150,8 @@ class RangeRead(ABC):
     def _check_same_log(self, end: int, created_ns: int, *, is_restored: bool = False) -> None:
         """Check that the partition has the messages that were read, and still reaches the next offset.
 
-        A partition that lost messages, or a recreated stream, assigns the same offsets to other messages.
+        A partition that lost messages, or a recreated stream, assigns the same offsets to other messages. A
+        read without a stop that is still at offset 0 goes on in a recreated stream: it has no row of another.
 
         Args:
             end: Offset after the newest message of the partition.
@@ -160,14 +161,14 @@ class RangeRead(ABC):
         Raises:
             OffsetOutOfRangeError: The stream was created again, or ends before the next offset.
         """
-        fault = None
+        fault, is_fresh = None, not self._next and self._span.stop < 0
         if end < self._next:
             fault = (
                 f"offset {self._next - 1} was there, and the newest is now {end - 1}: messages were lost, or "
                 f"the stream was made anew"
             )
-        elif 0 < self._created_ns < created_ns and not is_restored:
-            fault = f"the stream was made anew while it was read, up to offset {self._next - 1}"
+        elif not is_fresh and 0 < self._created_ns < created_ns and not is_restored:
+            fault = f"the stream was made anew while it was read, before offset {self._next}"
         if fault is not None:
             text = f"{self._name}: {fault}"
             raise OffsetOutOfRangeError(text, self._source.stream, self._span.partition, self._next, end - 1)

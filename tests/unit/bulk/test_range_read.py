@@ -17,6 +17,7 @@ from liftenvelope.bulk._engine.crew import Outlet
 from liftenvelope.bulk._engine.plan import BatchPlan
 from liftenvelope.bulk._engine.range_read import RangeRead
 from liftenvelope.bulk.ranges import Extent, Range
+from liftenvelope.errors import OffsetOutOfRangeError
 
 
 @dataclass
@@ -51,10 +52,10 @@ class _Gappy(RangeRead):
             self._hand_out(block=True)
 
 
-def gappy(source: _Source, on_retention: str) -> _Gappy:
+def gappy(source: _Source, on_retention: str, stop: int = 1_000) -> _Gappy:
     plan = BatchPlan((), pa.schema([]), "none", 10, 10, None, on_retention)
     pieces: queue.Queue[Any] = queue.Queue()
-    return _Gappy(source, Range(0, 0, 1_000), plan, Outlet(pieces, threading.Event()), _Rows(), "s")
+    return _Gappy(source, Range(0, 0, stop), plan, Outlet(pieces, threading.Event()), _Rows(), "s")
 
 
 def test_read_that_skips_asks_for_its_gaps_once_in_a_while(
@@ -69,6 +70,18 @@ def test_read_that_skips_asks_for_its_gaps_once_in_a_while(
         "s: retention took 5 messages from offset 0 on before they were read",
         "s: retention took 495 messages from offset 10 on before they were read",
     ]
+
+
+@pytest.mark.parametrize(("stop", "taken"), [(-1, 1), (1_000, 0)])
+def test_tail_without_a_row_goes_on_in_a_stream_that_was_created_again(stop: int, taken: int) -> None:
+    tail = gappy(_Source(), "raise", -1)
+    tail._check_same_log(0, 1)
+    tail._check_same_log(5, 2)
+    other = gappy(_Source(), "raise", stop)
+    other._next = taken
+    other._check_same_log(5, 1)
+    with pytest.raises(OffsetOutOfRangeError, match=f"made anew while it was read, before offset {taken}"):
+        other._check_same_log(5, 2)
 
 
 def test_read_that_raises_asks_for_each_gap() -> None:
