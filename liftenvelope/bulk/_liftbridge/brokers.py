@@ -203,9 +203,17 @@ class Brokers:
                 time.sleep(_LATE_PAUSE)
         raise NoSuchStreamError(StatusCode.NOT_FOUND, f"there is no stream {name!r}")
 
-    def created(self, name: str) -> int:
-        """Return the creation time of a stream in ns since 1970, of recent metadata; 0 if it is not known."""
-        found = self._recent(name).get_stream(name)
+    def created(self, name: str, *, recent: bool = False) -> int:
+        """Return the creation time of a stream in ns since 1970; 0 if the server does not report it.
+
+        Args:
+            name: Name of the stream.
+            recent: Whether metadata of the last second will do. Then 0 also stands for no such stream.
+
+        Raises:
+            LiftEnvelopeError: As for :meth:`stream`.
+        """
+        found = self._recent(name).get_stream(name) if recent else self.stream(name)
         return 0 if found is None else found.created_ns
 
     def check_partition(self, stream: str, partition: int) -> None:

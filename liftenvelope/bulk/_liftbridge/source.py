@@ -130,7 +130,7 @@ class LiftbridgeSource:
 
     def created(self) -> int:
         """Return the creation time of the stream in ns since 1970; 0 if the server does not report it."""
-        return self.brokers.stream(self.stream).created_ns
+        return self.brokers.created(self.stream)
 
     def may_have_holes(self) -> bool:
         """Return False: removals by anything but retention are rare, and Liftbridge does not report them."""
@@ -202,10 +202,8 @@ class _LiftbridgeRead(RangeRead):
         address = source.brokers.reader(
             source.stream, span.partition, source.access.timeout, refresh=self._was_lost
         )
-        created_ns = source.brokers.created(source.stream)
-        if self._was_lost:
-            self._check_same_log(source.newest(span.partition) + 1, created_ns)
-        self._created_ns = self._created_ns or created_ns
+        end = source.newest(span.partition) + 1 if self._was_lost else self._next
+        self._check_same_log(end, source.brokers.created(source.stream, recent=True))
         stop = StopAt(At.OFFSET, span.stop - 1) if span.stop >= 0 else None
         start, replica = StartAt(At.OFFSET, self._next), source.access.read_isr_replica
         read = PartitionRead(source.stream, span.partition, start, stop, read_isr_replica=replica)

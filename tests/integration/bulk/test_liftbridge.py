@@ -18,6 +18,7 @@ from liftenvelope import bulk
 from liftenvelope._deadlines import Deadline
 from liftenvelope.bulk import Access, Gap, RetentionError
 from liftenvelope.bulk._liftbridge.brokers import Brokers
+from liftenvelope.bulk._liftbridge.source import _LiftbridgeRead
 from liftenvelope.client import Timestamp
 from liftenvelope.client.blocking import BlockingClient
 from liftenvelope.client.metadata import Metadata
@@ -25,11 +26,14 @@ from liftenvelope.envelope import new_message
 from liftenvelope.errors import (
     NoSuchPartitionError,
     NoSuchStreamError,
+    OffsetOutOfRangeError,
     ServerError,
     StreamDeletedError,
     TransportError,
     UsageError,
 )
+from liftenvelope.rpc.blocking import ResponseStream
+from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import (
     FaultProxy,
     LiftbridgeCluster,
@@ -224,6 +228,27 @@ def test_messages_of_8_mib(run: Any, config: dict[str, Any], name: str) -> None:
         wait_for("all messages", lambda: bulk.count(cluster.addresses[0], name) == len(sizes))
         values = bulk.read(cluster.addresses[0], name).read_all()["value"].to_pylist()
     assert values == [bytes([i]) * size for i, size in enumerate(sizes)]
+
+
+def test_stream_that_was_made_anew_behind_a_removed_segment_is_not_read_on(
+    client: BlockingClient, address: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends the call because retention removed the segment, and the connection is not lost."""
+
+    def pump(read: _LiftbridgeRead, call: ResponseStream) -> None:
+        if read._next:
+            return  # a second call
+        while not read._next:
+            if read._receive(call):
+                read._take()
+        monkeypatch.setattr(Brokers, "created", lambda *_, **__: 2)
+        raise RpcError(StatusCode.UNKNOWN, "segment has been closed")
+
+    fill(client, name, 5)
+    monkeypatch.setattr(Brokers, "created", lambda *_, **__: 1)
+    monkeypatch.setattr(_LiftbridgeRead, "_pump", pump)
+    with pytest.raises(OffsetOutOfRangeError, match="made anew while it was read"):
+        list(bulk.tail(address, name, start="earliest"))
 
 
 def test_a_compacted_stream(client: BlockingClient, address: str, name: str) -> None:
