@@ -151,8 +151,9 @@ def to_parquet(
             written with another payload or other subjects.
         ArchiveBusyError: Another run is writing the files of a partition. After a run on another machine was
             killed, an object store is busy for up to 30 s.
-        OffsetOutOfRangeError: The stream ends before the archive does, or was created again. One that was
-            restored from a backup, or from the archive with its offsets, is continued.
+        OffsetOutOfRangeError: The stream ends before the archive does, or was created at another time. It is
+            continued if its oldest message was restored to its old offset, from the archive or from a backup
+            that is some seconds old.
         BadPayloadError: A message is bad, with ``on_bad="fail"``.
         LiftEnvelopeError: As for :func:`read`, while planning and while reading.
         OSError: A file can't be written.

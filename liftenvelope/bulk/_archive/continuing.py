@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope.bulk._reads.reading import read
@@ -56,10 +57,14 @@ def check_same_stream(
     if not was_recreated(known, created) or _has_restored(source, opened.stream, access, partition, created):
         return
     text = (
-        f"{opened.stream}[{partition}]: the archive goes up to offset {reached - 1} of the stream created at "
-        f"{known} ns, and this one was created at {created} ns: choose another folder"
+        f"{opened.stream}[{partition}]: the stream must be the archived one, created at {_moment(known)}, "
+        f"got one created at {_moment(created)}: choose another folder"
     )
     raise OffsetOutOfRangeError(text, opened.stream, partition, reached, opened.newest(partition))
+
+
+def _moment(time_ns: int) -> str:
+    return (datetime.fromtimestamp(0, UTC) + timedelta(microseconds=time_ns // 1000)).isoformat()
 
 
 def _has_restored(
