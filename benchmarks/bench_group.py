@@ -339,7 +339,7 @@ _COLUMNS_LIMIT = (
     "Each message is a Python object between the socket and its columns; bulk.read parses the bytes of the "
     "socket into columns, in 0.25 us. perf finds half of the processor time in the interpreter, for objects, "
     "their memory and the event loop, 18 % in the walk of the lines and the scans of reply subjects, 10 % in "
-    "malloc, 10 % in the kernel and 8 % in pyarrow."
+    "malloc, 10 % in the kernel and 8 % in pyarrow. prefetch=5_000 takes a fifth off."
 )
 
 
