@@ -307,7 +307,8 @@ from liftenvelope.cli._root import root
 def wait():
     try:
         print("waiting", flush=True)
-        time.sleep(600)
+        while True:  # a signal between Python's last look for one and a sleep does not end that sleep
+            time.sleep(0.05)
     finally:
         print("cleaned up", flush=True)
 
