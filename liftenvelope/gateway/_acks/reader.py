@@ -43,11 +43,11 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
-from liftenvelope.gateway._acks.binding_slots import binding_slots_of
 from liftenvelope.gateway._acks.consumers import ACK_CONSUMER, AckConsumer, AckConsumers
 from liftenvelope.gateway._acks.deletions import ack_deletions_of
 from liftenvelope.gateway._acks.flow import ACKNOWLEDGE_EVERY, AckCommands, AckFlow
 from liftenvelope.gateway._acks.servers import ack_servers_of
+from liftenvelope.gateway._partitions.consumer_slots import consumer_slots_of
 from liftenvelope.gateway._partitions.feed import ask_start
 from liftenvelope.gateway._partitions.inbound import last_received
 from liftenvelope.jetstream.api import DEFAULT_PREFIX, Api, parse_ns
@@ -150,7 +150,7 @@ class PartitionAckReader:
         self._bound, self._is_certain = "", False
         self._servers = ack_servers_of(nc)
         self._deletions = ack_deletions_of(nc)
-        self._slots = binding_slots_of(nc)
+        self._slots = consumer_slots_of(nc)
         self._wanted = asyncio.Event()
         self._epoch = 0
         # Runs after a delivery; fires when no more deliveries come for ``_QUIET`` seconds.

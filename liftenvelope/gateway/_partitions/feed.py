@@ -29,6 +29,7 @@ from liftenvelope.errors import (
     StreamNotFoundError,
     TransportError,
 )
+from liftenvelope.gateway._partitions.consumer_slots import consumer_slots_of
 from liftenvelope.gateway._partitions.pull_window import PullBudget, PullWindow
 from liftenvelope.jetstream.abandoned import created_or_removed
 from liftenvelope.jetstream.counting import on_leader
@@ -452,8 +453,9 @@ class DeliveryFeed:
             await asyncio.sleep(_PAUSE)
             return
         try:
-            await self._forget_consumer()
-            await self._begin()
+            async with consumer_slots_of(self._nc).taken():
+                await self._forget_consumer()
+                await self._begin()
         except StreamNotFoundError:
             raise
         except (NoJetStreamError, CallTimeoutError, TransportError):

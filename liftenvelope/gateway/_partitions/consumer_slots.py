@@ -1,4 +1,4 @@
-"""Bounds the ack readers of a connection that replace their consumers at the same time.
+"""Bounds the readers of a connection that replace their consumers at the same time.
 
 When a connection is back, or a server was lost, thousands of readers must replace their consumers. If all
 asked at once, nats-server would need longer than the timeout of a request for most of them. It executes
@@ -19,14 +19,14 @@ from weakref import WeakKeyDictionary
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-__all__ = ["BindingSlots", "binding_slots_of"]
+__all__ = ["ConsumerSlots", "consumer_slots_of"]
 
 #: Number of slots, and the longest time in seconds that one is kept.
 _SLOTS: Final = 16
 _LONGEST: Final = 0.25
 
 
-class BindingSlots:
+class ConsumerSlots:
     """The slots of one connection, given in the order of waiting."""
 
     def __init__(self) -> None:
@@ -43,9 +43,9 @@ class BindingSlots:
             yield
 
 
-_slots: WeakKeyDictionary[Client, BindingSlots] = WeakKeyDictionary()
+_slots: WeakKeyDictionary[Client, ConsumerSlots] = WeakKeyDictionary()
 
 
-def binding_slots_of(nc: Client) -> BindingSlots:
-    """Return the shared :class:`BindingSlots` of a connection."""
-    return _slots.setdefault(nc, BindingSlots())
+def consumer_slots_of(nc: Client) -> ConsumerSlots:
+    """Return the shared :class:`ConsumerSlots` of a connection."""
+    return _slots.setdefault(nc, ConsumerSlots())
