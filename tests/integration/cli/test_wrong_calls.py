@@ -107,7 +107,7 @@ def test_usage_errors_of_files_name_the_option(
     ("arguments", "expected"),
     [
         ("decode --file /missing", "--file must be a file that can be read, got '/missing': No such file"),
-        ("restore /missing S --url liftbridge://127.0.0.1:1", "--url must be a nats:// URL"),
+        ("restore / S --url liftbridge://127.0.0.1:1", "--url must be a nats:// URL"),
         ("demo --messages 0", "--messages must be from 1 to 1,000,000,000, got 0"),
         ("group describe  --topic S --url liftbridge://127.0.0.1:1", "must not be empty, got ''"),
     ],
