@@ -26,7 +26,7 @@ from liftenvelope.jetstream.api import Api, encode_payload, natural, read_as
 from liftenvelope.jetstream.statuses import status_number
 from liftenvelope.nats.expiry import catch_up
 from liftenvelope.nats.headers import Headers, headers_of
-from liftenvelope.nats.link import Link
+from liftenvelope.nats.link import Link, last_error_of
 from liftenvelope.nats.receiving import read_directly
 
 if TYPE_CHECKING:
@@ -187,7 +187,8 @@ async def _next(
     deadline = loop.time() + timeout
     while answers.empty():
         if api.nc.is_closed:
-            raise TransportError("the NATS connection was closed before all messages came", sent=True)
+            why = f"the NATS connection was closed before all messages came{last_error_of(api.nc)}"
+            raise TransportError(why, sent=True)
         # Require several checks in a row: nats-py counts a reconnect a moment before it is established.
         looks = looks + 1 if link.epoch > epoch else 0
         if looks == _LOOKS:

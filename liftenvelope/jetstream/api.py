@@ -23,7 +23,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream.names import check_domain, check_prefix
 from liftenvelope.nats.expiry import wait_until
-from liftenvelope.nats.link import Link, max_payload_of
+from liftenvelope.nats.link import Link, last_error_of, max_payload_of
 from liftenvelope.nats.subjects import wire_subject
 
 if TYPE_CHECKING:
@@ -310,7 +310,8 @@ class Api:
                 if loop.time() >= deadline:
                     raise nats.errors.TimeoutError
                 if self.nc.is_closed:
-                    raise TransportError("the NATS connection was closed before an answer came", sent=True)
+                    why = f"the NATS connection was closed before an answer came{last_error_of(self.nc)}"
+                    raise TransportError(why, sent=True)
                 refusal = self._link.refusal(subject, since=before)
                 if f'publish to "{subject.lower()}"' in refusal:  # this very request: no answer will come
                     raise CallTimeoutError(f"no answer on {subject!r}{refusal}")

@@ -32,7 +32,7 @@ from liftenvelope.group.events import ControllerLost, GroupEventHandler, MemberF
 from liftenvelope.group.names import changed_subject
 from liftenvelope.group.state import DEFAULT_SESSION_TIMEOUT, Phase, TopicSpec
 from liftenvelope.group.wire import commit_messages, read_created, read_offsets, topic_messages
-from liftenvelope.nats.link import Link
+from liftenvelope.nats.link import Link, last_error_of
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -149,7 +149,7 @@ class GroupMember:
             while True:
                 await self._until_due()
                 if self._nc.is_closed:
-                    raise TransportError("the NATS connection is closed")
+                    raise TransportError(f"the NATS connection is closed{last_error_of(self._nc)}")
                 now = time_since_boot()
                 if self.session.expires(now):
                     self._has_lost(None)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from liftenvelope.errors import ConnectionClosedError, TransportError
-from liftenvelope.jetstream import JetStream
+from liftenvelope.jetstream import Api, JetStream
+from liftenvelope.jetstream._stored import direct_message
 from liftenvelope.nats import AckInbox
 from liftenvelope.testing import run_nats_server
 from tests.integration.conftest import connect
@@ -17,17 +21,45 @@ from tests.integration.credentials_files import operator_of
 _WHY = r"closed.*\(its last error: nats: user authentication expired\)"
 
 
+async def expire(nc: Client, write: Callable[[int | None], None]) -> None:
+    """Reconnect with credentials that expire after a second or two, however long the reconnect takes."""
+    await nc.force_reconnect()
+    while not nc.is_closed and not (nc.is_connected and nc.stats["reconnects"]):
+        write(2)
+        await asyncio.sleep(0.2)
+
+
 async def test_errors_say_that_the_credentials_have_expired(tmp_path: Path) -> None:
     config, write = operator_of(tmp_path)
+    write(None)
+
+    async def no_answer(_: Msg) -> None:
+        pass
+
+    async def told(answer: Awaitable[object], kind: type[Exception] = TransportError) -> None:
+        with pytest.raises(kind, match=_WHY):
+            await answer
+
     with run_nats_server(config=config) as server:
-        write(8)
-        nc = await connect(server.url, user_credentials=str(tmp_path / "user.creds"))
-        async with JetStream(nc).advisories() as advisories, AckInbox(nc, timeout=240) as inbox:
+        nc, other = [await connect(server.url, user_credentials=str(tmp_path / "user.creds")) for _ in "ab"]
+        await other.subscribe("nobody.>", cb=no_answer)
+        await other.flush()
+        api = Api(nc, timeout=240, prefix="nobody")
+        async with (
+            asyncio.timeout(120),
+            JetStream(nc).advisories() as advisories,
+            AckInbox(nc, timeout=240) as inbox,
+        ):
             pending = inbox.expect()
-            async with asyncio.timeout(240):
-                with pytest.raises(ConnectionClosedError, match=_WHY):
-                    await anext(advisories)
-                with pytest.raises(TransportError, match=_WHY):
-                    await pending
-            with pytest.raises(TransportError, match=_WHY):
-                await JetStream(nc).account_info()
+            await expire(nc, write)
+            calls = [
+                told(api.ask("nobody.call", b"", timeout=240)),
+                told(direct_message(api, "s", {"seq": 1}, timeout=240)),
+            ]
+            await asyncio.gather(*calls)
+            with pytest.raises(ConnectionClosedError, match=_WHY):
+                async for _ in advisories:
+                    pass
+            await told(pending)
+            await told(JetStream(nc).account_info())
+        await other.close()
