@@ -102,13 +102,15 @@ _VIOLATION: Final = re.compile(
 def last_error_of(nc: Client) -> str:
     """Return a suffix for the text of an ended connection: the last error that nats-py noted, if any.
 
-    nats-py closes a connection whose credentials have expired, and tells nobody why. Refused permissions do
-    not count: they end no connection.
+    nats-py closes a connection whose credentials have expired, and tells nobody why. It keeps the last error
+    also when a reconnect succeeds, so the error may be older than the end. Refused permissions do not count:
+    they end no connection. Nor do errors without a text, such as ``asyncio.TimeoutError``.
     """
     last = nc.last_error
-    if last is None or _VIOLATION.search(str(last)):
+    text = "" if last is None else str(last).strip()
+    if not text or _VIOLATION.search(text):
         return ""
-    return f" (its last error: {str(last)[:_SHOWN]})"
+    return f" (its last error: {text[:_SHOWN]})"
 
 
 def _matches(pattern: str, subject: str) -> bool:
