@@ -44,6 +44,8 @@ from liftenvelope.jetstream._pulling.feed import PullFeed
 from liftenvelope.jetstream._pulling.hooks import Hooks
 from liftenvelope.jetstream._pulling.options import PullPlan
 from liftenvelope.jetstream.message import Message, sequences_of
+from liftenvelope.jetstream.watch import reason_of
+from liftenvelope.nats.link import Link
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -281,17 +283,18 @@ class OrderedFeed:
             self._user_hooks.tell(OrderedReset(self.buffer.sequence + 1, reason))
 
     async def _begin_patiently(self) -> None:
-        backoff, failed = Backoff(first=0.1, longest=5.0), 0
+        backoff, failed, link = Backoff(first=0.1, longest=5.0), 0, Link(self._nc)
         while not self._stopped:
-            if self._nc.is_closed or self._nc.is_draining:
-                raise ConnectionClosedError("the NATS connection is closed or being drained")
+            if reason := reason_of(self._nc):
+                raise ConnectionClosedError(reason)
+            epoch = link.epoch
             try:
                 if self._nc.is_connected:
                     self._tell_connection(lost=False)
                     await self._begin()
                     return
             except _PASSING as exc:
-                failed += self._nc.is_connected  # nats-py has its own limit of attempts to connect
+                failed += link.epoch == epoch  # nats-py has its own limit of attempts to connect
                 if isinstance(exc, ConnectionClosedError) or failed == self._max_reset_attempts:
                     raise
             if not self._nc.is_connected:

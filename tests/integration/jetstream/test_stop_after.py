@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 
-from liftenvelope.errors import ServerError
+from liftenvelope.errors import ServerError, TransportError
 from liftenvelope.jetstream import Message, Recorder
+from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream._ordered.consumer import OrderedConsumer
 from liftenvelope.jetstream._ordered.feed import OrderedFeed
+from liftenvelope.jetstream._ordered.places import OrderedPlaces
+from liftenvelope.jetstream.api import Api
+from liftenvelope.testing import NatsServer
+from tests.integration.conftest import connect, until
 
 from .pulling import Bench, feed_of, numbered, read_all, until_acked, until_no_pulls
 
@@ -73,7 +78,9 @@ async def test_ordered_reading_counts_over_all_of_its_consumers(bench: Bench) ->
                 got.append(message.data)
                 if len(got) in (1, 13):
                     assert feed._feed is not None
-                    feed._feed.buffer.pop()  # lost on its way
+                    buffer = feed._feed.buffer
+                    await until(buffer.__len__)
+                    buffer.pop()  # lost on its way
     assert got == numbered(30)
 
 
@@ -107,9 +114,39 @@ async def test_buffer_is_limited_in_messages_and_in_bytes(bench: Bench, pinned: 
                 most_bytes = max(most_bytes, buffer.size + len(message.data))
             sizes.append(len(message.data))
             message.ack()
+            if len(sizes) == 21:  # the first of 1,000 bytes
+                await until(lambda: buffer.size > 2_000)
     assert sizes == [10] * 20 + [1_000] * 20 + [9_000] + [10] * 5
     assert most <= 10
     assert 2_000 < most_bytes <= 5_000
+
+
+async def test_attempt_whose_connection_was_lost_and_is_back_does_not_count(
+    bench: Bench, jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.publish(numbered(2))
+    nc = await connect(jetstream_server.url)
+    make, places = OrderedPlaces.make, list[int]()
+
+    async def make_or_lose(self: OrderedPlaces, after: int) -> Consumer:
+        places.append(after)
+        if len(places) == 2:
+            await nc.force_reconnect()
+            await until(lambda: nc.is_connected and nc.stats["reconnects"])
+            raise TransportError("the connection was lost")
+        return await make(self, after)
+
+    monkeypatch.setattr(OrderedPlaces, "make", make_or_lose)
+    ordered = OrderedConsumer(Api(nc, timeout=60), bench.name, max_reset_attempts=1)
+    async with ordered.messages() as messages:
+        assert (await messages.next(timeout=60)).data == b"0"
+        feed = messages._feed
+        assert isinstance(feed, OrderedFeed)
+        feed._reason = "it was lost"
+        feed._close_feed()
+        assert (await messages.next(timeout=60)).data == b"1"
+    assert places == [0, 1, 1]
+    await nc.close()
 
 
 async def test_reading_ends_after_so_many_failed_attempts_to_create_its_consumer(bench: Bench) -> None:
