@@ -46,7 +46,7 @@ class ClientConnection(Connection):
     """
 
     _ends_with_data = True
-    _larger_messages = ": raise max_message_bytes"
+    _larger_messages = ": raise max_message_bytes (in Spark, maxMessageBytes)"
 
     def __init__(
         self,

@@ -156,6 +156,7 @@ async def test_message_over_the_limit(address: str) -> None:
         error = await status_of(channel.unary("/test/echo", bytes(1001)))
         assert error.code == StatusCode.RESOURCE_EXHAUSTED
         assert "1001 bytes came, the limit is 1000: raise max_message_bytes" in error.description
+        assert "(in Spark, maxMessageBytes)" in error.description
 
 
 async def test_lost_connection_ends_every_call(address: str) -> None:
