@@ -104,8 +104,8 @@ class ConsumerConfig(Record):
         deliver_subject: Delivery subject of a push consumer. Default None: a pull consumer.
         deliver_group: Queue group of a push consumer's readers.
         idle_heartbeat: Seconds between heartbeats of a push consumer.
-        inactive_threshold: Seconds without a reader after which the consumer is deleted. Server default: 5
-            if the consumer is not durable.
+        inactive_threshold: Seconds without a pull, or without a subscriber of a push consumer, after which
+            the consumer is deleted. Server default: 5 if the consumer is not durable.
         num_replicas: Number of servers that store the consumer's state. Default 0: same as the stream.
         mem_storage: True to store the consumer's state in memory only.
         direct: Set by servers on their own consumers for mirrors and sources.

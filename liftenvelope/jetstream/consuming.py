@@ -62,9 +62,10 @@ class MessageFeed(Protocol):
 class Messages:
     """Asynchronous iterator over the messages of a consumer. Created by ``Consumer.messages``.
 
-    Leaving the ``async with`` stops the iteration. It ends after :meth:`stop` or :meth:`drain`. Any other end
-    raises an error: :class:`~liftenvelope.errors.ConsumerDeletedError`, ``PushConsumerError``,
-    ``BadRequestError`` or ``ConnectionClosedError``. Messages that were buffered before are delivered first.
+    Leaving the ``async with`` stops the iteration. It ends after :meth:`stop` or :meth:`drain`, or after
+    ``stop_after`` messages. Any other end raises an error:
+    :class:`~liftenvelope.errors.ConsumerDeletedError`, ``PushConsumerError``, ``BadRequestError`` or
+    ``ConnectionClosedError``. Messages that were buffered before are delivered first.
     """
 
     def __init__(self, feed: MessageFeed) -> None:
@@ -102,7 +103,7 @@ class Messages:
 
         Raises:
             TimeoutError: No message arrived in time. The iteration goes on.
-            StopAsyncIteration: The iteration was stopped or drained.
+            StopAsyncIteration: The iteration was stopped or drained, or has delivered ``stop_after`` messages.
             LiftEnvelopeError: The iteration ended with an error.
             UsageError: ``timeout`` is negative, or no number.
         """

@@ -48,7 +48,8 @@ class OrderedConsumer:
         opt_start_time: Start time, for BY_START_TIME, with a time zone.
         headers_only: Omit the payloads. Default false.
         replay_policy: Delivery rate. Default INSTANT.
-        inactive_threshold: Seconds after which the server removes the consumer of a dead reader. Default 300.
+        inactive_threshold: Seconds after which the server removes the consumer of a reader that has not
+            pulled for so long, dead or alive. Default 300.
         max_reset_attempts: Failed attempts in a row to create the consumer again, after which
             :meth:`messages` and :meth:`consume` end with the error of the last one. Attempts while the
             connection is down do not count. Default: no limit.

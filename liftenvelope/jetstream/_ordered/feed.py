@@ -130,7 +130,7 @@ class OrderedFeed:
         """Wait for the next message in order and return it.
 
         Raises:
-            StopAsyncIteration: The feed was stopped or drained.
+            StopAsyncIteration: The feed was stopped or drained, or has delivered ``stop_after`` messages.
             LiftEnvelopeError: The feed ended with an error.
             UsageError: The feed was not started, or another task is waiting for the next message.
         """

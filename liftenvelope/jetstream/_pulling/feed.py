@@ -237,7 +237,8 @@ class PullFeed:
         """Return the next message; wait if the buffer is empty.
 
         Raises:
-            StopAsyncIteration: The feed was stopped, or was drained and the buffer is empty.
+            StopAsyncIteration: The feed was stopped; or the buffer is empty after a drain, or after
+                ``stop_after`` messages.
             LiftEnvelopeError: An error ended the feed and the buffer is empty.
             UsageError: The feed was not started, or another task already waits for the next message.
         """
