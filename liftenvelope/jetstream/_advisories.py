@@ -330,7 +330,7 @@ class Advisories:
         self._error: ConnectionClosedError | None = None
         # Runs after a return of the connection until the server has the subscription again.
         self._returning: asyncio.Task[None] | None = None
-        # Epoch of the last connection whose gap was told, or of the one that was up on entering: it has no gap.
+        # Epoch of the last connection whose gap was told, or of the one that was up on entering.
         self._epoch = 0
         self.dropped = 0
 

@@ -103,7 +103,7 @@ class Messages:
 
         Raises:
             TimeoutError: No message arrived in time. The iteration goes on.
-            StopAsyncIteration: The iteration was stopped or drained, or has delivered ``stop_after`` messages.
+            StopAsyncIteration: The iteration was stopped or drained, or delivered ``stop_after`` messages.
             LiftEnvelopeError: The iteration ended with an error.
             UsageError: ``timeout`` is negative, or no number.
         """
