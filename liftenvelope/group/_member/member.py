@@ -326,8 +326,8 @@ class GroupMember:
             GroupError: The group refused the heartbeat.
         """
         backoff = Backoff()
-        # Without an answer this ends with the session.
-        while self.session.is_inside and not await self._heartbeat():
+        # Without an answer this ends with the session, which keep() ends only while the connection is open.
+        while self.session.is_inside and not await self._heartbeat() and not self._nc.is_closed:
             await asyncio.sleep(backoff.next())
         return self.session.is_inside and not self.session.is_leaving
 

@@ -10,7 +10,7 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope._pb import groups_pb2 as pb
-from liftenvelope.errors import CallTimeoutError, ResourcesExceededError
+from liftenvelope.errors import CallTimeoutError, LiftEnvelopeError, ResourcesExceededError
 from liftenvelope.group import (
     GroupClient,
     GroupConsumer,
@@ -27,7 +27,7 @@ from liftenvelope.group._member.reader import Outage
 from liftenvelope.group._serving import _fitting
 from liftenvelope.group.assignors import sticky
 from liftenvelope.jetstream import ConsumerConfig, JetStream, StreamConfig
-from liftenvelope.testing import run_nats_server
+from liftenvelope.testing import NatsServer, run_nats_server
 from tests.integration.conftest import connect
 
 from .play import LONG, PATIENCE, Play, coordinator, eventually, quiet, take
@@ -122,6 +122,18 @@ async def test_member_waits_for_the_consumers_of_another_one_at_the_limit_of_the
         assert (event.group, event.consumer_id, event.topic) == (play.name, "a", play.name)
         await stream.delete_consumer("left")
         assert {*refused, *await take(consumer, 2)} == play.published
+
+
+async def test_member_whose_connection_is_closed_ends(play: Play, jetstream_server: NatsServer) -> None:
+    """Its readers may fail before it notices that no heartbeat can be sent."""
+    nc = await connect(jetstream_server.url)
+    consumer = await play.consumer("a", nc=nc, session_timeout=LONG).open()
+    await eventually(lambda: all(reader._has_begun for reader in consumer._readers.values()))
+    await nc.close()
+    with pytest.raises(LiftEnvelopeError, match="closed"):
+        async with asyncio.timeout(PATIENCE):
+            await anext(consumer)
+    await consumer.close()
 
 
 async def test_partition_that_may_not_be_read_is_told_and_hides_no_other(name: str) -> None:
