@@ -24,6 +24,7 @@ from liftenvelope.cli._options.places import fail_cleanly
 from liftenvelope.errors import (
     CallTimeoutError,
     ConnectionClosedError,
+    LiftEnvelopeError,
     MissingExtraError,
     PermissionDeniedError,
     TransportError,
@@ -44,7 +45,7 @@ __all__ = ["CommandServers", "find_servers", "json_option", "named_servers", "on
 
 _PORTS: Final = {"nats": 4222, "tls": 4222, "liftbridge": 9292}
 _EXPECTED: Final = "a URL such as nats://host:4222, tls://host:4222 or liftbridge://host:9292"
-_ADVICE: Final = "check the address and its scheme, and that the server runs"
+_ADVICE: Final = "; check the address and its scheme, and that the server runs"
 _TIMEOUT_DEFAULT: Final = 5.0
 #: Seconds between attempts to reconnect, and attempts for each server: half a minute.
 _PAUSE: Final = 0.25
@@ -170,9 +171,8 @@ class CommandServers:
             try:
                 await client.open()
             except (TransportError, CallTimeoutError) as exc:
-                raise TransportError(
-                    f"can't connect to Liftbridge at {self.where}: {exc}; {_ADVICE}"
-                ) from exc
+                text = f"can't connect to Liftbridge at {self.where}: {exc}"
+                raise TransportError(f"{text}{_advice_for(exc)}") from exc
             yield client
         finally:  # also if connecting is interrupted
             await client.close()
@@ -288,7 +288,20 @@ class CommandServers:
             text = f"{text}. A server that refuses a login does that too"
         if isinstance(error, TimeoutError):
             text = f"no answer within {self.timeout:g} s"
-        raise TransportError(f"can't connect to NATS at {self.where}: {text}; {_ADVICE}") from None
+        raise TransportError(f"can't connect to NATS at {self.where}: {text}{_advice_for(error)}") from None
+
+
+def _advice_for(error: BaseException) -> str:
+    """Return what to check if there may be no server: refused, unreachable, an unknown name, or no answer."""
+    import ssl
+
+    while error.__cause__ is not None and not isinstance(error, TimeoutError):
+        error = error.__cause__
+    if isinstance(error, TimeoutError):
+        return _ADVICE
+    # Our own errors, some of which are OSErrors, are then about something that a server has sent.
+    is_there = isinstance(error, ssl.SSLError | ConnectionResetError | LiftEnvelopeError)
+    return _ADVICE if isinstance(error, OSError) and not is_there else ""
 
 
 def _seed_errors() -> tuple[type[Exception], ...]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,34 @@ def test_no_server_listens(scheme: str, words: tuple[str, ...]) -> None:
     error = error_of(*words, "--url", f"{scheme}://127.0.0.1:1", "--timeout", "1")
     assert error.startswith(f"Error: can't connect to {'NATS' if scheme == 'nats' else 'Liftbridge'} at")
     assert error.endswith("; check the address and its scheme, and that the server runs")
+
+
+@pytest.mark.parametrize("scheme", ["nats", "liftbridge"])
+def test_advice_on_the_address_of_a_server_that_does_not_answer(scheme: str) -> None:
+    with run_nats_server() as server, FaultProxy(server.url) as proxy:
+        proxy.stall()
+        error = error_of("stream", "ls", "--url", f"{scheme}://{proxy.address}", "--timeout", "2")
+        assert error.endswith("; check the address and its scheme, and that the server runs")
+
+
+@pytest.mark.parametrize("scheme", ["nats", "liftbridge"])
+def test_no_advice_on_the_address_of_a_server_that_is_not_trusted(
+    within: Within, tmp_path: Path, scheme: str
+) -> None:
+    certificates = Certificates(tmp_path)
+    (tmp_path / "other").mkdir()
+    Certificates(tmp_path / "other")
+    tls = {"cert_file": str(tmp_path / "cert.pem"), "key_file": str(tmp_path / "key.pem")}
+    with ExitStack() as running:
+        if scheme == "nats":
+            url = running.enter_context(run_nats_server(config={"tls": tls})).url
+        else:
+            config, client = certificates.gateway_config, certificates.client("app")
+            cluster = running.enter_context(run_gateway(config=config, tls=client))
+            url = f"liftbridge://{cluster.addresses[0]}"
+        done = within({"url": url, "ca": str(tmp_path / "other" / "ca.pem")}, "stream", "ls")
+    assert "certificate verify failed" in done.stderr
+    assert "check the address" not in done.stderr
 
 
 def test_server_of_the_other_kind() -> None:
