@@ -106,14 +106,16 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], most: int, 
     texts = [name in _TEXTS for name in columns]
     natural = [max(len(name), one) for name, one in zip(columns, widest, strict=True)]
     least = [min(one, _NAME) if is_text else one for one, is_text in zip(widest, texts, strict=True)]
+    more = f"{len(rows) - most:,} more" if len(rows) > most else ""
+    natural[0], least[0] = max(natural[0], len(more)), max(least[0], len(more))
     widths = _fitted(natural, least, width - _GAP * (len(columns) - 1))
     for name, is_text, one in zip(columns, texts, widths, strict=True):
         justify: Literal["left", "right"] = "left" if is_text else "right"
         table.add_column(name, justify=justify, width=one, no_wrap=True, overflow="ellipsis")
     for row in cells:
         table.add_row(*row)
-    if len(rows) > most:
-        table.add_row(Text(f"{len(rows) - most:,} more", style="dim"))
+    if more:
+        table.add_row(Text(more, style="dim"))
     return table
 
 
