@@ -37,6 +37,8 @@ def open_sender(
     if message.envelope:
         servers.need("nats", "--envelope")
         message.check_for_envelopes()
+        if message.ack_policy == "none":
+            return _unacked_envelope_sender(servers, message)
         return _envelope_sender(servers, message, in_flight or 1)
     if servers.is_jetstream:
         message.check_for_jetstream()
@@ -61,9 +63,7 @@ async def _jetstream_sender(
 
 @asynccontextmanager
 async def _envelope_sender(servers: CommandServers, message: Outgoing, in_flight: int) -> AsyncIterator[Send]:
-    from liftenvelope.envelope import new_message
     from liftenvelope.nats import AckInbox
-    from liftenvelope.nats.link import Link
 
     options = message.envelope_options
     async with (
@@ -75,14 +75,26 @@ async def _envelope_sender(servers: CommandServers, message: Outgoing, in_flight
             await inbox.capacity()
             return inbox.publish_nowait(message.target, value, **{**options, "key": key})
 
-        async def send_only(value: bytes, key: bytes | None) -> asyncio.Future[None]:
+        yield send
+
+
+@asynccontextmanager
+async def _unacked_envelope_sender(servers: CommandServers, message: Outgoing) -> AsyncIterator[Send]:
+    """Publish without an inbox, which the user may have no permission to subscribe to."""
+    from liftenvelope.envelope import new_message
+    from liftenvelope.nats.link import Link
+
+    options = message.envelope_options
+    async with servers.nats() as nc:
+
+        async def send(value: bytes, key: bytes | None) -> asyncio.Future[None]:
             await nc.publish(message.target, new_message(value, **{**options, "key": key}))
             await Link(nc).barrier(servers.timeout)
             done = asyncio.get_running_loop().create_future()
             done.set_result(None)
             return done
 
-        yield send_only if message.ack_policy == "none" else send
+        yield send
 
 
 @asynccontextmanager

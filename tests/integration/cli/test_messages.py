@@ -65,6 +65,19 @@ def test_envelope_on_nats_gets_an_ack(cluster: LiftbridgeCluster | GatewayCluste
     assert "no ack came in time" in nobody
 
 
+def test_envelope_without_ack_needs_no_permission_to_subscribe(name: str) -> None:
+    users = [
+        {"user": "ann", "password": "x", "permissions": {"publish": [name], "subscribe": {"deny": [">"]}}}
+    ]
+    with run_nats_server(config={"authorization": {"users": users}}) as server:
+        url = server.url.replace("://", "://ann:x@")
+        sent = text_of("publish", name, "a", "--envelope", "--ack-policy", "none", "--url", url)
+        assert sent == "published 1 message without waiting for an ack\n"
+        assert "permissions violation for subscription" in error_of(
+            "publish", name, "a", "--envelope", "--url", url
+        )
+
+
 @pytest.mark.parametrize("value", [b"", b"one\ntwo\n", b"\xff\x00\x1b[31m"])
 def test_values_from_files_and_standard_input_arrive_unchanged(
     nats_url: str, stream: str, value: bytes, tmp_path: Path
