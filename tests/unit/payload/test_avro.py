@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.payload import Avro
+from liftenvelope.payload._avro_resolution import read_as
 
 
 def record(*fields: tuple[str, Any], name: str = "Order", **more: Any) -> dict[str, Any]:
@@ -162,6 +164,64 @@ def test_logical_type_of_a_type_that_the_reader_names_twice_counts() -> None:
     found = Avro(reader, registry=[writer]).decoder().decode(values)
     assert found.bad == ()
     assert found.batches[0].to_pylist() == [{"added": None, "b": {"at": TIME.replace(1970, 1, 1, 0)}}]
+
+
+def pair(at: Any, name: str = "Pair", **more: Any) -> dict[str, Any]:
+    return {**record(("at", at), name=name), **more}
+
+
+EPOCH = TIME.replace(1970, 1, 1, 0)
+COINS = {**PAID, "name": "Coins", "aliases": ["Paid"], "logicalType": "decimal", "precision": 4, "scale": 1}
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "reader", "written", "read"),
+    [
+        (pair("long"), "Pair", pair(MICROS), {"at": 0}, {"at": EPOCH}),
+        (pair(MICROS), "Pair", pair("long"), {"at": EPOCH}, {"at": 0}),
+        (
+            pair("long"),
+            ["null", "Pair"],
+            ["null", pair(MICROS, "Two", aliases=["Pair"])],
+            {"at": 0},
+            {"at": EPOCH},
+        ),
+        (PAID, "Paid", COINS, b"\0\x0f", Decimal("1.5")),
+        (COINS, "Coins", {**PAID, "aliases": ["Coins"]}, Decimal("1.5"), b"\0\x0f"),
+        (
+            pair(PAID),
+            {"type": "array", "items": "Paid"},
+            {"type": "array", "items": COINS},
+            [b"\0\x0f"],
+            [Decimal("1.5")],
+        ),
+    ],
+)
+def test_logical_type_counts_if_the_field_that_defines_the_type_was_dropped(
+    first: Any, later: Any, reader: Any, written: Any, read: Any
+) -> None:
+    writer = record(("old", ["null", first]), ("b", later))
+    rows = pa.RecordBatch.from_pylist([{"b": written}])
+    rows = rows.append_column("old", pa.nulls(1)).select(["old", "b"])
+    values = Avro(writer, registry=[]).encoder(rows.schema).encode(rows)
+    found = Avro(record(("b", reader)), registry=[writer]).decoder().decode(values)
+    assert (found.batches[0].to_pylist(), found.bad) == ([{"b": read}], ())
+
+
+def test_named_type_is_read_as_the_type_that_it_matches() -> None:
+    """A union of the writer may have records that the reader's type does not match."""
+    writer = record(("a", [pair("long", "One"), pair("long", "Two")]), ("b", "Two"))
+    reader = record(("a", pair("long", "One")), ("b", pair(MICROS, "Two")))
+    found = read_as(fastavro.parse_schema(writer), fastavro.parse_schema(reader))
+    one, two = found["fields"][0]["type"]
+    assert (one["fields"][0]["type"], two["fields"][0]["type"]["logicalType"]) == ("long", "timestamp-micros")
+
+
+def test_schemas_that_contain_themselves_are_resolved() -> None:
+    node = record(("at", "long"), ("next", ["null", "Node"]), name="Node")
+    reader = record(("at", MICROS), ("next", ["null", "Node"]), name="Node")
+    found = read_as(fastavro.parse_schema(node), fastavro.parse_schema(reader))
+    assert found["fields"] == reader["fields"]
 
 
 @pytest.mark.parametrize(
