@@ -1,8 +1,8 @@
 """Logical types in the resolution of Avro records: those of the reader count, as Avro specifies.
 
 fastavro converts values by the logical types of the writer. So the schema of a writer gets the logical types
-that the reader has at the same places, and loses those that the reader does not have. Where both have one,
-that of the writer stays: its values are converted to the type of the column.
+that the reader has at the same places, and loses those that the reader does not have. Where both have one of
+the same kind, that of the writer stays: its values are converted to the type of the column.
 
 A writer defines a named type at its first place and only names it at others. The reader may have dropped the
 first place, so a definition gets the logical types of the first place that the reader still has.
@@ -119,12 +119,18 @@ def _of_field(name: str, fields: list[dict[str, Any]]) -> Any:
 
 
 def _annotated(writer: Any, own: dict[str, Any], reader: dict[str, Any]) -> Any:
-    has, wants = "logicalType" in own, "logicalType" in reader
-    if has and not wants:
-        return {key: value for key, value in own.items() if key != "logicalType"}
-    if has or not wants:
+    has, wants = own.get("logicalType"), reader.get("logicalType")
+    if has == wants or (has and wants and _family(has) == _family(wants)):
         return writer
+    base = {key: value for key, value in own.items() if key != "logicalType"} if has else writer
+    if not wants:
+        return base
     kind = reader["type"]
     if kind == "fixed" and own["type"] == "fixed":
         return {**reader, **own}
-    return dict(reader) if own["type"] in _SAME_BYTES.get(kind, ()) else writer
+    return dict(reader) if own["type"] in _SAME_BYTES.get(kind, ()) else base
+
+
+def _family(logical: str) -> str:
+    """Return the kind of a logical type without its unit and zone."""
+    return logical.removeprefix("local-").partition("-")[0]

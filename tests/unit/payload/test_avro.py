@@ -132,6 +132,20 @@ PAID = {"type": "fixed", "name": "Paid", "size": 2}
         (MICROS, "double", TIME.replace(1970, 1, 1, 0, microsecond=5), 5.0),
         ({**MICROS, "logicalType": "timestamp-millis"}, MICROS, TIME, TIME),
         ({"type": "int", "logicalType": "date"}, "int", datetime.date(1970, 1, 4), 3),
+        (
+            {"type": "int", "logicalType": "date"},
+            MICROS,
+            datetime.date(1970, 1, 1),
+            TIME.replace(1970, 1, 1, 0),
+        ),
+        (MICROS, {**MICROS, "logicalType": "time-micros"}, TIME.replace(1970, 1, 1, 0), datetime.time()),
+        (MICROS, {**MICROS, "logicalType": "local-timestamp-millis"}, TIME, TIME.replace(tzinfo=None)),
+        (
+            {"type": "int", "logicalType": "time-millis"},
+            {**MICROS, "logicalType": "time-micros"},
+            datetime.time(1, 2),
+            datetime.time(1, 2),
+        ),
         ("bytes", PRICE, b"\x0f", Decimal("1.5")),
         ("string", PRICE, "\x0f", Decimal("1.5")),
         (PRICE, "bytes", Decimal("1.5"), b"\x0f"),
@@ -164,6 +178,24 @@ def test_logical_type_of_a_type_that_the_reader_names_twice_counts() -> None:
     found = Avro(reader, registry=[writer]).decoder().decode(values)
     assert found.bad == ()
     assert found.batches[0].to_pylist() == [{"added": None, "b": {"at": TIME.replace(1970, 1, 1, 0)}}]
+
+
+def test_decimal_that_needs_more_places_than_the_schema_has_is_bad() -> None:
+    writer = record(("a", {**PRICE, "scale": 3}))
+    rows = pa.RecordBatch.from_pylist([{"a": Decimal("1.523")}, {"a": Decimal("1.500")}])
+    values = Avro(writer, registry=[]).encoder(rows.schema).encode(rows)
+    found = Avro(record(("a", PRICE)), registry=[writer]).decoder().decode(values)
+    assert found.batches[0].to_pylist() == [{"a": None}, {"a": Decimal("1.5")}]
+    assert [value.index for value in found.bad] == [0]
+
+
+def test_timestamp_is_rounded_down_to_the_unit_of_the_schema() -> None:
+    writer = record(("a", MICROS))
+    rows = pa.RecordBatch.from_pylist([{"a": TIME.replace(microsecond=1_999)}])
+    values = Avro(writer, registry=[]).encoder(rows.schema).encode(rows)
+    reader = record(("a", {**MICROS, "logicalType": "timestamp-millis"}))
+    found = Avro(reader, registry=[writer]).decoder().decode(values)
+    assert (found.batches[0].to_pylist(), found.bad) == ([{"a": TIME.replace(microsecond=1_000)}], ())
 
 
 def pair(at: Any, name: str = "Pair", **more: Any) -> dict[str, Any]:
