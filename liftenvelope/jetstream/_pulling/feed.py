@@ -108,7 +108,7 @@ class PullFeed:
         self._hooks = hooks
         self._nc: Any = source.api.nc
         self._subject = source.pull_subject
-        #: Last error of the connection before the first pull.
+        #: Last error of the connection before the last pull: an older refusal says nothing about that one.
         self._before: Exception | None = self._nc.last_error
         limits = plan.limits
         self._machine = PullCore(limits)
@@ -316,6 +316,7 @@ class PullFeed:
             self._core.disconnected()
             return
         try:
+            self._before = self._nc.last_error
             self._full_at = self.buffer.arrived + pull.max_bytes
             payload = self._plan.payload(pull.amount, pull.pin_id, max_bytes=pull.max_bytes)
             self._inbox.send(self._subject, pull.number, payload)
