@@ -167,8 +167,10 @@ class ConsumerRead(RangeRead):
         """Check that the stream is the same and reaches the next offset; return its leader."""
         subject = f"{self._source.prefix}.STREAM.INFO.{self._source.stream}"
         (self._stream_end, leader), (created_ns, oldest_ns) = link.ask(_end_and_times, subject)
-        restored = is_restored(created_ns, oldest_ns)
+        restored, known_ns = is_restored(created_ns, oldest_ns), self._created_ns
         self._check_same_log(self._stream_end, created_ns, is_restored=restored)
+        if 0 < known_ns < created_ns and not restored:
+            self._skips = FilterGaps(self._next)  # the backlog was that of the previous stream
         return leader
 
     def _count_matching(self, left: int) -> None:

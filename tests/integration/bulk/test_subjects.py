@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -337,6 +338,45 @@ def test_tail_that_is_not_read_notices_that_retention_took_messages_that_match(s
         publish(server.url, [("SLOW.wanted", bytes(100_000), None)] * 300)
     with pytest.raises(RetentionError):
         reader.read_all()
+
+
+def test_tail_that_goes_on_in_a_recreated_stream_notices_what_retention_took_there(
+    server: NatsServer,
+) -> None:
+    """The backlog of the previous, longer stream included the offsets that retention takes in the new one."""
+    make_stream(server.url, "NEW")
+    publish(server.url, [("NEW.other", b"", None)] * 50)
+    opened: list[bool] = []
+    was_opened, purged = threading.Event(), threading.Event()
+    begin, pull = ConsumerRead._open, ConsumerRead._pull
+
+    def note(read: ConsumerRead, link: Any) -> bool:
+        opened.append(begin(read, link))
+        was_opened.set()
+        return opened[-1]
+
+    def purge_first(read: ConsumerRead, link: Any) -> None:
+        if len(opened) == 2 and not purged.is_set():
+            with_jetstream(server.url, lambda js: js.purge_stream("NEW", seq=21))
+            purged.set()
+        pull(read, link)
+
+    with (
+        FaultProxy(server.url) as proxy,
+        filtered_by("server"),
+        patch.object(ConsumerRead, "_open", note),
+        patch.object(ConsumerRead, "_pull", purge_first),
+    ):
+        reader = bulk.tail(f"nats://{proxy.address}", "NEW", subjects="NEW.wanted", start="earliest")
+        assert was_opened.wait(30)
+        proxy.refuse()
+        proxy.cut()
+        with_jetstream(server.url, lambda js: js.delete_stream("NEW"))
+        make_stream(server.url, "NEW")
+        publish(server.url, [("NEW.wanted", b"", None)] * 30)
+        proxy.accept()
+        with pytest.raises(RetentionError, match=r"NEW\[0\]: message 0 is gone, the oldest is 20"):
+            reader.read_next_batch()
 
 
 def test_tail_that_skips_logs_that_retention_took_messages_that_match(
