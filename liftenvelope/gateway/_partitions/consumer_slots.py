@@ -1,11 +1,12 @@
-"""Bounds the readers of a connection that replace their consumers at the same time.
+"""Limits how fast the readers of a connection begin to replace their consumers.
 
 When a connection is back, or a server was lost, thousands of readers must replace their consumers. If all
 asked at once, nats-server would need longer than the timeout of a request for most of them. It executes
 requests whose timeout has passed as well, so readers that ask again would keep it from catching up.
 
 A partition without a leader does not answer at all. Therefore a reader gives up its slot after a quarter of a
-second, and goes on without one.
+second, and goes on without one. So 16 readers ask at a time while each is done within a quarter of a second. If
+nats-server is slower, more ask: 64 further ones begin per second.
 """
 
 from __future__ import annotations
