@@ -30,7 +30,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from liftenvelope._backoff import Backoff
@@ -75,6 +75,10 @@ _LOOK: Final = 0.01
 _REBIND_PAUSE: Final = 0.1
 
 
+async def _at_once() -> None:
+    """Wait for nothing."""
+
+
 class PartitionAckReader:
     """Sends the acks of one partition while open. Only the gateway that leads the partition runs one.
 
@@ -91,6 +95,7 @@ class PartitionAckReader:
         on_error: Called with each error that keeps the reader from reading. The reader retries until closed.
         may_ack: Returns whether this gateway leads the partition now. Called before each write of acks, and
             before the reader takes over from another one. Default: always true.
+        lease: Waits until ``may_ack`` may be true again. Default: returns at once.
         inboxes: Allowed prefixes of ack inboxes. Default: any inbox is allowed.
         on_refused: Called with the beginning of an ack inbox that got no ack because it is not allowed.
         on_bound: Called with True when a consumer delivers messages, and with False when it does no longer.
@@ -116,6 +121,7 @@ class PartitionAckReader:
         start_sequence: int = 1,
         on_error: Callable[[LiftEnvelopeError], None] | None = None,
         may_ack: Callable[[], bool] = lambda: True,
+        lease: Callable[[], Awaitable[object]] = _at_once,
         inboxes: tuple[bytes, ...] = (b"",),
         on_refused: Callable[[bytes], None] = lambda _: None,
         on_bound: Callable[[bool], None] = lambda _: None,
@@ -124,6 +130,7 @@ class PartitionAckReader:
         self._on_bound = on_bound
         self._on_acked = on_acked
         self._may_ack = may_ack
+        self._lease = lease
         self._on_refused = on_refused
         self._nc = nc
         self._link = Link(nc)
@@ -339,7 +346,9 @@ class PartitionAckReader:
             await self._until_wanted()
             if not self._may_ack():
                 self._give_up()
-                await asyncio.sleep(backoff.next())
+                await self._lease()  # thousands of readers that poll for it would load the event loop
+                if not self._may_ack():
+                    await asyncio.sleep(backoff.next())
                 continue
             try:
                 async with self._slots.taken():

@@ -65,6 +65,7 @@ class LedPartition:
             heartbeat=_HEARTBEAT,
             on_error=self._tell,
             may_ack=partial(core.brokers.leads, record.name, partition),
+            lease=core.brokers.lease,
             inboxes=core.ack_inboxes.prefixes,
             on_refused=self._warn_of,
             on_bound=partial(bindings.note, (record.name, partition)),

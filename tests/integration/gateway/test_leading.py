@@ -8,8 +8,11 @@ import pytest
 from nats.aio.client import Client as NatsClient
 
 import liftenvelope
+from liftenvelope._backoff import Backoff
+from liftenvelope.envelope import new_message, unmarshal_ack
 from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.gateway import Gateway
+from liftenvelope.gateway._acks import reader as ack_reader
 from liftenvelope.gateway._acks.reader import PartitionAckReader
 from liftenvelope.gateway._leader import leading as leading_module
 from liftenvelope.gateway._leader.led_partition import LedPartition
@@ -78,6 +81,28 @@ async def test_deletion_of_a_stream_is_no_reason_to_warn_of_its_acks(
         await client.delete_stream(name)
         await told.wait()
         assert not [record for record in caplog.records if "acks of" in record.message]
+
+
+async def test_acks_go_on_as_soon_as_the_lease_is_back(
+    nc: NatsClient, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faked: the end of the lease, before its time. A reader that paused would go on after hours."""
+    monkeypatch.setattr(ack_reader, "Backoff", lambda **_: Backoff(first=10_000.0, longest=10_000.0))
+    async with Gateway(nc, broker_ttl=600.0) as gateway, liftenvelope.connect([gateway.address]) as client:
+        await client.create_stream(name, name)
+        assert gateway._running is not None
+        leading = gateway._running.leading
+        brokers = leading._core.brokers
+        await until(lambda: [reader for stream, _, reader in leading.readers() if stream == name])
+        [reader] = [reader for stream, _, reader in leading.readers() if stream == name]
+        await until(lambda: reader.is_bound)
+        inbox = nc.new_inbox()
+        acks = await nc.subscribe(inbox)
+        brokers._lease.end()
+        await nc.publish(name, new_message(b"x", ack_inbox=inbox))
+        await until(lambda: not reader.is_bound)
+        await brokers._beat()
+        assert unmarshal_ack((await acks.next_msg(240)).data).stream == name
 
 
 async def test_leader_work_that_ends_with_a_defect_is_logged_and_makes_the_gateway_unready(
