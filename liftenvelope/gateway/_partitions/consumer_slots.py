@@ -5,8 +5,8 @@ asked at once, nats-server would need longer than the timeout of a request for m
 requests whose timeout has passed as well, so readers that ask again would keep it from catching up.
 
 A partition without a leader does not answer at all. Therefore a reader gives up its slot after a quarter of a
-second, and goes on without one. So 16 readers ask at a time while each is done within a quarter of a second. If
-nats-server is slower, more ask: 64 further ones begin per second.
+second, and goes on without one. So 16 readers ask at a time while each is done within a quarter of a second.
+If nats-server is slower, more ask: 64 further ones begin per second.
 """
 
 from __future__ import annotations
