@@ -21,6 +21,7 @@ from liftenvelope.jetstream._records import read_moment
 from liftenvelope.jetstream.names import check_consumer_name, check_filter, check_stream_name
 from liftenvelope.jetstream.watch import watch_of
 from liftenvelope.nats.link import Link
+from liftenvelope.nats.subscribing import subscribing_on
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -335,6 +336,11 @@ class Advisories:
         self.dropped = 0
 
     async def __aenter__(self) -> Self:
+        async with subscribing_on(self._nc):
+            await self._start()
+        return self
+
+    async def _start(self) -> None:
         if self._subscription is not None or self._ended:
             raise UsageError("Advisories can be entered once, and was entered before: make a new one")
         self._link.check_open()
@@ -349,7 +355,6 @@ class Advisories:
         except BaseException:
             await self.__aexit__()
             raise
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         self._end(None)

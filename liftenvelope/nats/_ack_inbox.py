@@ -22,6 +22,7 @@ from liftenvelope.nats.expiry import ExpiryTimer
 from liftenvelope.nats.link import Link, last_error_of, max_payload_of
 from liftenvelope.nats.receiving import DirectSubscription, deliver_directly, subscribe_direct
 from liftenvelope.nats.subjects import publish_subject
+from liftenvelope.nats.subscribing import subscribing_on
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -94,6 +95,11 @@ class AckInbox:
             PermissionDeniedError: The user may not subscribe to the inbox, so no ack would ever arrive.
             UsageError: The inbox was started before.
         """
+        async with subscribing_on(self.nc):
+            await self._start()
+        return self
+
+    async def _start(self) -> None:
         if self._subscription is not None:
             raise UsageError("the ack inbox was started before: make a new one")
         self._link.check_open()
@@ -110,7 +116,6 @@ class AckInbox:
         except BaseException:
             await self.close()
             raise
-        return self
 
     async def close(self) -> None:
         """Unsubscribe and fail all pending publishes with a TransportError. Idempotent."""

@@ -203,7 +203,8 @@ class Link:
     def check_subscribed(self, subject: str, since: Exception | None) -> None:
         """Raise PermissionDeniedError if the server has refused a subscription. Call it after a barrier.
 
-        ``since`` is :attr:`report` before the subscription.
+        ``since`` is :attr:`report` before the subscription. A refusal is not noticed if the server reports
+        something else before the barrier, so subscribe within :func:`~.subscribing.subscribing_on`.
         """
         refusal = "" if self.report is since else self.refusal(subject)
         if f'subscription to "{subject}"'.lower() in refusal.lower():

@@ -288,6 +288,19 @@ async def test_inbox_that_may_not_be_subscribed_to_fails_at_its_start() -> None:
         await nc.close()
 
 
+async def test_inboxes_that_start_at_once_each_notice_that_they_are_refused() -> None:
+    """The connection keeps one error: the refusal of the last one."""
+    permissions = {"subscribe": {"deny": ["acks.>", "_INBOX.>"]}}
+    users = [{"user": "worker", "password": "s3cret", "permissions": permissions}]
+    with run_nats_server(config={"authorization": {"users": users}}) as server:
+        nc = await connect(server.url, user="worker", password="s3cret")
+        starts = [AckInbox(nc, timeout=60).start() for _ in range(3)]
+        events = Advisories(nc, prefix="acks").__aenter__()
+        outcomes = await asyncio.gather(*starts, events, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [PermissionDeniedError] * 4
+        await nc.close()
+
+
 async def test_inbox_may_be_subscribed_to_once_the_permission_is_granted() -> None:
     """The connection keeps its last error, the earlier refusal."""
     denied = 'authorization { users: [{user: u, password: p, permissions: {subscribe: {deny: ["acks.>"]}}}] }'
