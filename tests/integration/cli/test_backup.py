@@ -74,5 +74,6 @@ def test_errors_of_a_backup_say_what_to_change(url: str, name: str, tmp_path: Pa
         assert f"{option[0]} must be left out with a backup" in error
     assert "--config must be a JSON object" in error_of(*words, "--config", "{", code=2)
     assert "--config must be a JSON object" in error_of(*words, "--config", "[]", code=2)
+    (tmp_path / "archive").mkdir()
     other = ("restore", str(tmp_path / "archive"), name, "--url", url, "--config", "{}")
     assert "--config must be left out with an archive" in error_of(*other, code=2)

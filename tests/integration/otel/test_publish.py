@@ -136,10 +136,10 @@ async def test_invalid_publish_ends_its_span_and_is_not_counted_as_sent(
             await js.publish(f"{name} a", b"")
         with pytest.raises(UsageError):
             await js.publish(name, b"", headers={"a b": "c"})
-        with pytest.raises(AttributeError):  # the same as without instrumentation
+        with pytest.raises(UsageTypeError):  # the same as without instrumentation
             await js.publish(name, b"", headers=["a"])  # type: ignore[arg-type]
     types = [(span.attributes or {})["error.type"] for span in recording.spans()]
-    assert types == ["UsageError", "UsageError", "AttributeError"]
+    assert types == ["UsageError", "UsageError", "UsageTypeError"]
     assert recording.open == 0
     assert recording.points("messaging.client.sent.messages") == []
 
