@@ -147,10 +147,12 @@ class Listener:
             opening = _Handshake(self._opening, address, loop.time())
             task = asyncio.create_task(self._open(accepted), name="open a connection")
             self._opening[opening] = task
-            task.add_done_callback(partial(self._opened, opening))
+            task.add_done_callback(partial(self._opened, opening, accepted))
 
-    def _opened(self, opening: _Handshake, _: asyncio.Task[None]) -> None:
+    def _opened(self, opening: _Handshake, accepted: socket.socket, task: asyncio.Task[None]) -> None:
         self._opening.pop(opening, None)
+        if task.cancelled():  # perhaps before it began
+            accepted.close()
 
     async def _open(self, accepted: socket.socket) -> None:
         is_tls = self._tls is not None

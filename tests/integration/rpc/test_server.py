@@ -16,6 +16,7 @@ import trustme
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.limits import ServerLimits
+from liftenvelope.rpc.listening import Listener
 from liftenvelope.rpc.server import Server, ServerCall, unary
 from liftenvelope.rpc.status import RpcError, StatusCode
 from tests.integration.conftest import until
@@ -375,3 +376,18 @@ async def test_server_without_descriptors_serves_those_it_has(service: Service) 
     assert await process.wait() == 0
     assert len(log.splitlines()) == 1, log[:2000]
     assert b"as many are open as the limits allow" in log
+
+
+async def test_connection_whose_opening_is_cancelled_before_it_begins_is_closed() -> None:
+    def admits(*_: object) -> bool:
+        loop.call_soon(listener.close)  # runs before the task that is made next
+        return True
+
+    loop = asyncio.get_running_loop()
+    listener = Listener(asyncio.Protocol, tls=None, admits=admits, handshake_timeout=60)
+    await listener.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*listener.address.split(":"))
+    async with asyncio.timeout(60):
+        assert await reader.read() == b""
+    writer.close()
+    await listener.wait_closed()
