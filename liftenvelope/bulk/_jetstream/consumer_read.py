@@ -226,6 +226,7 @@ class ConsumerRead(RangeRead):
     def _pull(self, link: NatsSocket) -> None:
         """Send due pulls, unless pieces wait to be handed out, a pause is due, or the server is stopping."""
         if self._ready or (self._fruitless and time.monotonic() < self._pull_at):
+            self._is_current = self._is_current and not self._pulls.is_idle
             return
         if link.leaving:
             if self._pulls.is_idle:
@@ -252,7 +253,7 @@ class ConsumerRead(RangeRead):
             return
         match status.kind:
             case StatusKind.HEARTBEAT:
-                pass
+                self._is_current = not self._pulls.is_idle
             case StatusKind.BAD_REQUEST | StatusKind.PUSH | StatusKind.REFUSED:
                 raise BadRequestError(status.code, f"{self._source.stream}: {status.description}")
             case StatusKind.NO_RESPONDERS if time.monotonic() - self._made_at < _SPREADING:
@@ -267,7 +268,8 @@ class ConsumerRead(RangeRead):
 
     def _pull_ended(self, link: NatsSocket, number: int, status: Status) -> None:
         self._pulls.ended(number)
-        self._is_current = self._is_current and not self._pulls.is_idle
+        if status.kind is not StatusKind.ENDED:  # a pull that has ended so is followed by the next one
+            self._is_current = self._is_current and not self._pulls.is_idle
         at, since = self._asked_at.pop(number, (self._next, self._moved_at))
         if at != self._next or time.monotonic() - since > _EXPIRES / 2:
             return  # the pull delivered rows, or waited for some
@@ -343,8 +345,11 @@ class ConsumerRead(RangeRead):
         link.want(self._rows.need or 1)
         began = time.monotonic()
         came = link.fill(self._time_to_wait(self._longest_wait()))
-        left = self._left if self._rows.pending < 0 else self._rows.pending
-        if not left and not self._pulls.is_idle and time.monotonic() - began >= _QUIET:
+        # A first pull has nothing to bring if nothing was left. After one that follows a pause, silence may mean
+        # that the server has not answered yet. A row or a heartbeat tells.
+        is_first = self._rows.pending < 0 and not self._left
+        is_current = self._is_current or (is_first and not self._pulls.is_idle)
+        if is_current and time.monotonic() - began >= _QUIET:
             self._skips.current_at, self._is_current = began, True
         if came:
             self._quiet_since, self._repeated = link.last_heard, False

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Literal
 from unittest.mock import patch
@@ -338,6 +339,29 @@ def test_tail_that_is_not_read_notices_that_retention_took_messages_that_match(s
         publish(server.url, [("SLOW.wanted", bytes(100_000), None)] * 300)
     with pytest.raises(RetentionError):
         reader.read_all()
+
+
+def test_silence_of_a_server_that_has_not_answered_a_pull_is_no_sign_that_nothing_was_lost(
+    server: NatsServer,
+) -> None:
+    async def publish_slowly(js: JetStreamContext) -> None:
+        for _ in range(600):  # so that each message is delivered with none pending
+            await js.publish("STALLED.wanted", bytes(100_000))
+
+    make_stream(server.url, "STALLED", max_msgs=40)
+    with FaultProxy(server.url) as proxy, ThreadPoolExecutor() as threads:
+        with filtered_by("server"):
+            url = f"nats://{proxy.address}"
+            reader = bulk.tail(
+                url, "STALLED", subjects="STALLED.wanted", start="earliest", batch_bytes=1 << 20
+            )
+        with_jetstream(server.url, publish_slowly)  # more than is read ahead
+        proxy.stall("to_client")
+        reading = threads.submit(reader.read_all)
+        time.sleep(0.5)  # ten times as long as the silence that counts
+        proxy.resume("to_client")
+        with pytest.raises(RetentionError):
+            reading.result(60)
 
 
 def test_tail_that_goes_on_in_a_recreated_stream_notices_what_retention_took_there(
