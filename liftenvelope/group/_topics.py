@@ -253,8 +253,8 @@ class JetStreamTopicSource:
     def is_restored(self, partition: int, /) -> bool:
         """Return True if the stream has messages that are older than itself, from a backup or an origin.
 
-        A stream that is restored from a backup, or mirrors another one, has the sequences of that one. Messages
-        must be older by more than 5 s, because the clocks of two servers are compared.
+        A stream that is restored from a backup, or mirrors another one, has the sequences of that one.
+        Messages must be older by more than 5 s, because the clocks of two servers are compared.
         """
         return self._topic.places[partition].stream in self._restored
 

@@ -345,8 +345,8 @@ class ConsumerRead(RangeRead):
         link.want(self._rows.need or 1)
         began = time.monotonic()
         came = link.fill(self._time_to_wait(self._longest_wait()))
-        # A first pull has nothing to bring if nothing was left. After one that follows a pause, silence may mean
-        # that the server has not answered yet. A row or a heartbeat tells.
+        # A first pull has nothing to bring if nothing was left. After one that follows a pause, silence may
+        # mean that the server has not answered yet. A row or a heartbeat tells.
         is_first = self._rows.pending < 0 and not self._left
         is_current = self._is_current or (is_first and not self._pulls.is_idle)
         if is_current and time.monotonic() - began >= _QUIET:

@@ -17,7 +17,13 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from liftenvelope import otel
 from liftenvelope.envelope import unmarshal_message
-from liftenvelope.errors import AckTimeoutError, NoJetStreamError, TransportError, UsageError
+from liftenvelope.errors import (
+    AckTimeoutError,
+    NoJetStreamError,
+    TransportError,
+    UsageError,
+    UsageTypeError,
+)
 from liftenvelope.jetstream import Headers, JetStream, StreamConfig
 from liftenvelope.nats import AckInbox, EnvelopePublisher
 from liftenvelope.testing import LiftbridgeCluster
