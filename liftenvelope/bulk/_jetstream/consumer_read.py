@@ -253,7 +253,7 @@ class ConsumerRead(RangeRead):
             return
         match status.kind:
             case StatusKind.HEARTBEAT:
-                self._is_current = not self._pulls.is_idle
+                self._may_be_current()
             case StatusKind.BAD_REQUEST | StatusKind.PUSH | StatusKind.REFUSED:
                 raise BadRequestError(status.code, f"{self._source.stream}: {status.description}")
             case StatusKind.NO_RESPONDERS if time.monotonic() - self._made_at < _SPREADING:
@@ -299,6 +299,11 @@ class ConsumerRead(RangeRead):
         """Set the next offset. If it advanced, a row came, so the counters of fruitless pulls restart."""
         if offset != self._next:
             self._next, self._fruitless, self._moved_at = offset, 0, time.monotonic()
+
+    def _may_be_current(self) -> None:
+        """Note that the server had nothing to send, if retention has taken nothing since the last row."""
+        if self._skips.has_begun and not (self._is_current or self._pulls.is_idle):
+            self._is_current = self._source.oldest_and_age()[0] <= self._next
 
     def _forget_pulls(self) -> None:
         self._pulls.forget()
@@ -346,7 +351,7 @@ class ConsumerRead(RangeRead):
         began = time.monotonic()
         came = link.fill(self._time_to_wait(self._longest_wait()))
         # A first pull has nothing to bring if nothing was left. After one that follows a pause, silence may
-        # mean that the server has not answered yet. A row or a heartbeat tells.
+        # mean that the server has not answered yet, or that retention has taken all: see _may_be_current.
         is_first = self._rows.pending < 0 and not self._left
         is_current = self._is_current or (is_first and not self._pulls.is_idle)
         if is_current and time.monotonic() - began >= _QUIET:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -341,13 +342,15 @@ def test_tail_that_is_not_read_notices_that_retention_took_messages_that_match(s
         reader.read_all()
 
 
+async def _publish_slowly(js: JetStreamContext, subject: str) -> None:
+    """Publish more than a tail reads ahead, so that each message is delivered with none pending."""
+    for _ in range(600):
+        await js.publish(subject, bytes(100_000))
+
+
 def test_silence_of_a_server_that_has_not_answered_a_pull_is_no_sign_that_nothing_was_lost(
     server: NatsServer,
 ) -> None:
-    async def publish_slowly(js: JetStreamContext) -> None:
-        for _ in range(600):  # so that each message is delivered with none pending
-            await js.publish("STALLED.wanted", bytes(100_000))
-
     make_stream(server.url, "STALLED", max_msgs=40)
     with FaultProxy(server.url) as proxy, ThreadPoolExecutor() as threads:
         with filtered_by("server"):
@@ -355,11 +358,27 @@ def test_silence_of_a_server_that_has_not_answered_a_pull_is_no_sign_that_nothin
             reader = bulk.tail(
                 url, "STALLED", subjects="STALLED.wanted", start="earliest", batch_bytes=1 << 20
             )
-        with_jetstream(server.url, publish_slowly)  # more than is read ahead
+        with_jetstream(server.url, partial(_publish_slowly, subject="STALLED.wanted"))
         proxy.stall("to_client")
         reading = threads.submit(reader.read_all)
         time.sleep(0.5)  # ten times as long as the silence that counts
         proxy.resume("to_client")
+        with pytest.raises(RetentionError):
+            reading.result(60)
+
+
+def test_heartbeats_after_retention_took_all_are_no_sign_that_nothing_was_lost(server: NatsServer) -> None:
+    make_stream(server.url, "EMPTIED", max_msgs=40)
+    with ThreadPoolExecutor() as threads:
+        with filtered_by("server"):
+            reader = bulk.tail(
+                server.url, "EMPTIED", subjects="EMPTIED.wanted", start="earliest", batch_bytes=1 << 20
+            )
+        with_jetstream(server.url, partial(_publish_slowly, subject="EMPTIED.wanted"))
+        publish(server.url, [("EMPTIED.other", b"", None)] * 40)
+        reading = threads.submit(reader.read_all)
+        time.sleep(3)  # a heartbeat comes each second
+        publish(server.url, [("EMPTIED.wanted", b"", None)])
         with pytest.raises(RetentionError):
             reading.result(60)
 
