@@ -119,8 +119,8 @@ compiled-tests: setup
 without-servers: setup
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(COMPUTING) --hypothesis-profile=$(EXAMPLES) $(WITHOUT_SERVERS)
 
-# What interpreters and test-minimum-some run with, one after another: each install writes into the checkout. After it
-# both can run at once (-j), which takes two thirds of the time.
+# What interpreters and test-minimum-some run with, made one after another, because each install writes into the checkout.
+# After it both can run at once (-j).
 environments: minimum
 	@$(MAKE) --no-print-directory interpreters GOAL=setup
 

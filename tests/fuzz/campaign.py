@@ -119,7 +119,7 @@ class Campaign:
 
 def work(target: Any, options: argparse.Namespace, note: mmap.mmap) -> None:
     """Fuzz one target, in a process of its own."""
-    os.nice(10)  # tests that run beside it wait for nobody
+    os.nice(10)  # tests that run beside it come first
     campaign = Campaign(target, options.seed, note)
     if options.input is not None:
         campaign.fuzzer.one(options.input)

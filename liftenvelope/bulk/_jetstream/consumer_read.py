@@ -226,6 +226,7 @@ class ConsumerRead(RangeRead):
     def _pull(self, link: NatsSocket) -> None:
         """Send due pulls, unless pieces wait to be handed out, a pause is due, or the server is stopping."""
         if self._ready or (self._fruitless and time.monotonic() < self._pull_at):
+            # Without an open pull, retention may take what the server would have sent.
             self._is_current = self._is_current and not self._pulls.is_idle
             return
         if link.leaving:
@@ -268,7 +269,7 @@ class ConsumerRead(RangeRead):
 
     def _pull_ended(self, link: NatsSocket, number: int, status: Status) -> None:
         self._pulls.ended(number)
-        if status.kind is not StatusKind.ENDED:  # a pull that has ended so is followed by the next one
+        if status.kind is not StatusKind.ENDED:  # the next pull then follows, see _pull
             self._is_current = self._is_current and not self._pulls.is_idle
         at, since = self._asked_at.pop(number, (self._next, self._moved_at))
         if at != self._next or time.monotonic() - since > _EXPIRES / 2:
