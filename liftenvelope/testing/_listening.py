@@ -7,20 +7,25 @@ each other. Only the process that holds the listening socket answers on its port
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from liftenvelope.testing._ports import LOOPBACK
+
 __all__ = ["is_listening"]
 
 _LISTEN: Final = "0A"
 _LSOF_TIMEOUT: Final = 60.0
+# The kernel answers at once, unless more connections wait than the server wants to hold.
+_CONNECT_TIMEOUT: Final = 1.0
 
 
 def is_listening(leader: int, port: int) -> bool:
-    """Return True if a process in the session of ``leader`` listens on a TCP port.
+    """Return True if a process in the session of ``leader`` listens on a TCP port of the loopback interface.
 
     The whole session counts, because the program given as the server can be a script that starts the server.
 
@@ -28,6 +33,9 @@ def is_listening(leader: int, port: int) -> bool:
     other systems without ``lsof``.
     """
     try:
+        # The kernel's table of sockets takes milliseconds, too long for each poll of a server that starts.
+        if not _accepts(port):
+            return False
         return _linux(leader, port) if sys.platform == "linux" else _lsof(leader, port)
     except PermissionError:
         return True
@@ -35,29 +43,43 @@ def is_listening(leader: int, port: int) -> bool:
         return False  # the process ended meanwhile
 
 
+def _accepts(port: int) -> bool:
+    with socket.socket() as connection:
+        connection.settimeout(_CONNECT_TIMEOUT)
+        return connection.connect_ex((LOOPBACK, port)) == 0
+
+
 def _linux(leader: int, port: int) -> bool:
-    sockets = set(_listening_sockets(leader, port))
-    # Other processes are only inspected if a socket listens and the leader does not hold it.
-    return bool(sockets) and (
-        _has_one(leader, sockets)
-        or any(_has_one(pid, sockets) for pid in _processes() if pid != leader and _session(pid) == leader)
+    return any(_is_held(leader, found) for found in _listening_sockets(leader, port))
+
+
+def _is_held(leader: int, found: str) -> bool:
+    # Other processes are only inspected if the leader does not hold the socket.
+    return _has(leader, found) or any(
+        _has(pid, found) for pid in _processes() if pid != leader and _session(pid) == leader
     )
 
 
 def _listening_sockets(pid: int, port: int) -> Iterator[str]:
-    """Yield the sockets that listen on a port, as named in ``/proc/PID/fd``. See proc(5)."""
+    """Yield the sockets that listen on a port, as named in ``/proc/PID/fd``. See proc(5).
+
+    A table begins with the listening sockets. The kernel takes milliseconds for the others, which are read
+    only if they are asked for.
+    """
     for table in ("tcp", "tcp6"):
         path = Path(f"/proc/{pid}/net/{table}")
         if table == "tcp6" and not path.exists():
             continue  # a kernel without IPv6
-        for line in path.read_text("ascii").splitlines()[1:]:
-            _, local, _, state, *_, inode = line.split()[:10]
-            if state == _LISTEN and int(local.rpartition(":")[2], 16) == port:
-                yield f"socket:[{inode}]"
+        with path.open(encoding="ascii") as lines:
+            next(lines)
+            for line in lines:
+                _, local, _, state, *_, inode = line.split()[:10]
+                if state == _LISTEN and int(local.rpartition(":")[2], 16) == port:
+                    yield f"socket:[{inode}]"
 
 
-def _has_one(pid: int, sockets: set[str]) -> bool:
-    return any(_target(file) in sockets for file in Path(f"/proc/{pid}/fd").iterdir())
+def _has(pid: int, wanted: str) -> bool:
+    return any(_target(file) == wanted for file in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def _target(link: Path) -> str:

@@ -12,6 +12,7 @@ import os
 import random
 import socket
 import threading
+from itertools import chain
 from typing import Final
 
 from liftenvelope.testing._errors import ServerStartError
@@ -41,7 +42,9 @@ def free_port() -> int:
         ServerStartError: Every port of the range is in use or reserved.
     """
     with _lock:
-        for port in _random.sample(_PORTS, len(_PORTS)):
+        # A random port, or the next free one. To shuffle the whole range took 25 ms for each server.
+        first = _random.randrange(len(_PORTS))
+        for port in chain(_PORTS[first:], _PORTS[:first]):
             if port not in _reserved and _reserve(port):
                 return port
     raise ServerStartError(f"no free port between {_PORTS.start} and {_PORTS.stop}; stop other servers")
