@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from deltalake import DeltaTable
 from pyiceberg.catalog.sql import SqlCatalog
 
 from liftenvelope import bulk
+from liftenvelope.archive import ArchiveDaemon, read_archive_config
 from liftenvelope.bulk import Progress, TableCommitError, TableWriter, TableWritten
 from tests.integration.bulk_streams import make_stream, numbered, publish
 from tests.s3 import S3Server, run_s3
@@ -151,8 +153,8 @@ def test_server_that_is_gone_fails_the_call_and_names_no_secret(
         assert other.secret not in str(caught.value)
 
 
-def archive(lake: Lake, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the daemon with a pipeline for the table."""
+def pipeline_of(lake: Lake, folder: Path) -> str:
+    """Write the daemon's file with a pipeline for the table; return its path."""
     target = {key: value for key, value in lake.target.items() if not isinstance(value, dict)}
     tables = {key: value for key, value in lake.target.items() if isinstance(value, dict)}
     lines = ["[[pipeline]]", 'name = "lake"', f'source = "{lake.url}"', f'stream = "{lake.stream}"']
@@ -162,20 +164,21 @@ def archive(lake: Lake, folder: Path, *words: str) -> subprocess.CompletedProces
         lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
     config = folder / "pipeline.toml"
     config.write_text("\n".join(lines) + "\n")
-    line = [sys.executable, "-m", "liftenvelope", "archive", "--config", str(config), *words]
-    return subprocess.run(line, check=False, capture_output=True, text=True, timeout=300)
+    return str(config)
 
 
 def test_daemon_writes_the_table(lake: Lake, tmp_path: Path) -> None:
     for rows in (30, 60):
         more(lake, 30)
-        done = archive(lake, tmp_path, "--once")
-        assert done.returncode == 0, done.stderr
+        daemon = ArchiveDaemon(read_archive_config(pipeline_of(lake, tmp_path)))
+        assert asyncio.run(daemon.run(once=True)), daemon.states[0].error
         assert lake.offsets() == list(range(rows))
 
 
 def test_check_of_the_daemon_prints_no_secret(lake: Lake, tmp_path: Path) -> None:
-    done = archive(lake, tmp_path, "--check")
+    config = pipeline_of(lake, tmp_path)
+    line = [sys.executable, "-m", "liftenvelope", "archive", "--config", config, "--check"]
+    done = subprocess.run(line, check=False, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     (pipeline,) = json.loads(done.stdout)["pipeline"]
     assert lake.s3.secret not in done.stdout

@@ -26,6 +26,7 @@ from liftenvelope.rpc.blocking import BlockingChannel
 from liftenvelope.rpc.status import RpcError
 from liftenvelope.testing import FaultProxy, LiftbridgeAdmin, NatsServer, run_nats_server
 from liftenvelope.testing._ports import free_port
+from tests.integration.cli.commands import run
 from tests.integration.conftest import until
 
 from .program_log import unexpected
@@ -390,9 +391,10 @@ NATS = ("--nats", "nats://127.0.0.1:1")
     ],
 )
 def test_errors_name_options(arguments: tuple[str, ...], error: str) -> None:
-    said = failed(*arguments)
-    assert error in said.splitlines()[-1]
-    assert "Traceback" not in said
+    done = run("serve", *arguments)
+    assert error in done.stderr.splitlines()[-1]
+    assert (done.exit_code != 0, done.stdout) == (True, "")
+    assert "Traceback" not in done.stderr
 
 
 def test_passwords_are_not_shown(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -26,6 +24,7 @@ from nats.aio.client import Client
 
 import liftenvelope
 from liftenvelope import bulk
+from liftenvelope.archive import ArchiveDaemon, read_archive_config
 from liftenvelope.bulk._snapshots import restoring
 from liftenvelope.bulk.listing import open_lister
 from liftenvelope.cli._root import root
@@ -427,24 +426,19 @@ async def monitor(site: Site) -> None:
 
 
 async def archiver(site: Site) -> None:
-    """Archive a stream by the command; what is no JSON becomes a dead letter."""
+    """Archive a stream as the command does; what is no JSON becomes a dead letter."""
     async with JetStream(await site.connect_admin()) as js:
         await js.create_stream(StreamConfig(name="DEAD", subjects=("dead.*",)))
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "archive.toml"
             file.write_text(ARCHIVE.format(url=site.url, user=site.user, password=PASSWORD, folder=folder))
-            await asyncio.to_thread(archive_once, file)
+            daemon = ArchiveDaemon(read_archive_config(str(file)))
+            succeeded = await daemon.run(once=True)
+        check_allowed("\n".join(state.error for state in daemon.states), 0 if succeeded else 1)
         assert (await (await js.stream("DEAD")).info()).state.messages == 20
         left = {one async for one in (await js.stream(STREAM)).consumer_names()} - {DURABLE}
         if left:  # what the server refuses at the end of a run is no failure of the run
             raise PermissionDeniedError(0, f"consumers are left: {left}")
-
-
-def archive_once(file: Path) -> None:
-    """Run the command in a process of its own, because it takes signals."""
-    command = [sys.executable, "-m", "liftenvelope", "archive", "--config", str(file), "--once"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    check_allowed(done.stdout + done.stderr, done.returncode)
 
 
 async def backup(site: Site) -> None:
