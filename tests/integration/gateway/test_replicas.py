@@ -103,24 +103,33 @@ async def test_too_few_replicas_in_sync_for_min_isr(
 async def test_reads_are_whole_while_the_replicas_are_filled(
     servers: list[NatsServer], cluster: GatewayCluster, name: str, tmp_path: Path
 ) -> None:
-    """Before these reads asked the leader, one in sixty ended early, without an error.
+    """Before these reads asked the leader, some ended early, without an error.
 
-    JetStream places each reader at random, also on a replica that lags, as after a restore.
+    JetStream places each reader at random, also on a replica that lags, as after a restore. The replicas soon
+    have all, so many read at the same time, and only the last messages.
     """
     url, stream, count = ",".join(server.url for server in servers), f"lift_{name}_0", 2_000
+    last = [*range(count - 20, count)]
+
+    async def forwards() -> None:
+        async with client.subscribe(name, start=last[0], stop="latest") as messages:
+            assert [message.offset async for message in messages] == last
+
+    async def backwards() -> None:
+        async with client.subscribe(name, start="latest", reverse=True) as messages:
+            assert [message.offset for message in await take(messages, len(last))] == last[::-1]
+
     nc = await connect(servers[0].url)
     async with liftenvelope.connect(cluster.addresses, timeout=60) as client, JetStream(nc, timeout=60) as js:
         await client.create_stream(name, name, replication_factor=3)
-        await fill(client, name, [os.urandom(10_000) for _ in range(count)])
+        for _ in range(4):
+            values = [os.urandom(10_000) for _ in range(count // 4)]
+            await asyncio.gather(*[await js.publish_async(name, value) for value in values])
         await asyncio.to_thread(bulk.backup, url, stream, tmp_path)
         for _ in range(4):
             await js.delete_stream(stream)
             await asyncio.to_thread(bulk.restore_backup, tmp_path, url)
-            for _ in range(4):
-                async with client.subscribe(name, start="earliest", stop="latest") as messages:
-                    assert [message.offset async for message in messages] == [*range(count)]
-                async with client.subscribe(name, start="latest", reverse=True) as messages:
-                    assert [message.offset async for message in messages] == [*reversed(range(count))]
+            await asyncio.gather(*(read() for read in (forwards, backwards) for _ in range(4)))
     await nc.close()
 
 
@@ -139,8 +148,8 @@ async def test_compaction_reads_every_message_while_the_replicas_are_filled(
         for _ in range(4):
             await js.delete_stream(name)
             await asyncio.to_thread(bulk.restore_backup, tmp_path, url)
-            compactions = await asyncio.gather(*(Compactor(js, name).compact() for _ in range(6)))
-            assert [compaction.read for compaction in compactions] == [count] * 6
+            compactions = await asyncio.gather(*(Compactor(js, name).compact() for _ in range(3)))
+            assert [compaction.read for compaction in compactions] == [count] * 3
     await nc.close()
 
 
