@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -25,12 +25,24 @@ PATIENT = 30.0
 TTL = 8.0
 #: For a test that kills one.
 mortal = pytest.mark.parametrize("cluster", [TTL], indirect=True, ids=["mortal"])
+#: For a test that kills NATS.
+own = pytest.mark.parametrize("cluster", [PATIENT], indirect=True, ids=["own"])
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[GatewayCluster]:
+    """Three gateways of all tests that kill nothing."""
+    with run_gateway(3, config={"broker_ttl": PATIENT}) as cluster:
+        yield cluster
 
 
 @pytest.fixture
 async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[GatewayCluster]:
-    """Three gateways of a test's own."""
-    async with run_gateway(3, config={"broker_ttl": getattr(request, "param", PATIENT)}) as cluster:
+    """Three gateways: the shared ones, or those of a test's own with this lease."""
+    if not hasattr(request, "param"):
+        yield request.getfixturevalue("shared")
+        return
+    async with run_gateway(3, config={"broker_ttl": request.param}) as cluster:
         yield cluster
 
 
@@ -203,6 +215,7 @@ async def test_raw_envelopes_are_acked_by_the_next_leader(
     await nc.close()
 
 
+@own
 async def test_the_nats_server_is_restarted(cluster: GatewayCluster, client: Client, name: str) -> None:
     await client.create_stream(name, name)
     await client.publish(name, b"0")
