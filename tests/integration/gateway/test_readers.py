@@ -56,7 +56,7 @@ async def take(feed: DeliveryFeed, count: int) -> list[PartitionDelivery]:
 
 
 async def test_readers_that_take_nothing_cost_little_memory(name: str) -> None:
-    readers, count = 120, 40_000
+    readers, count = 60, 10_000
     with run_gateway(config={"broker_ttl": 60.0}) as gateway:
         pid = gateway.nodes[0].pid
         assert pid is not None
@@ -87,7 +87,7 @@ async def test_readers_that_take_nothing_cost_little_memory(name: str) -> None:
 async def test_reading_backwards_holds_a_chunk_though_the_last_messages_are_far_larger_than_most(
     name: str,
 ) -> None:
-    values = [*(b"%d" % number for number in range(20_000)), *(bytes(900_000) for _ in range(100)), b"last"]
+    values = [*(b"%d" % number for number in range(10_000)), *(bytes(900_000) for _ in range(60)), b"last"]
     with run_gateway(config={"broker_ttl": 60.0}) as gateway:
         pid = gateway.nodes[0].pid
         assert pid is not None

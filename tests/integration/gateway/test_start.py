@@ -18,7 +18,7 @@ from tests.integration.conftest import connect, until
 from tests.integration.jetstream_cluster import three_servers
 
 
-@pytest.mark.parametrize("_round", range(3))
+@pytest.mark.parametrize("_round", range(2))
 async def test_three_gateways_start_on_fresh_cluster(name: str, _round: int) -> None:
     """Each makes the buckets that it does not find, while their leaders are elected."""
     with three_servers() as servers:
