@@ -54,5 +54,5 @@ async def test_group_is_reset_to_a_time_of_the_leader_while_the_replicas_are_fil
         groups = NatsGroups(js, 60.0)
         rows = (await groups.describe(name, ())).partitions
         while late := await asyncio.to_thread(next, rounds, None):
-            for _ in range(20):
+            for _ in range(8):
                 assert [one.new for one in await groups.plan(rows, late)] == [COUNT, COUNT + 1]
