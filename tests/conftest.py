@@ -1,4 +1,4 @@
-"""Shared by all tests: the examples of hypothesis, and the order of the files.
+"""Shared by all tests: the examples of hypothesis, the order of the files, and an empty limit on log lines.
 
 A run of the gate repeats itself: the same commit gives the same verdict. New examples are sought by
 ``make soak``, with ``--hypothesis-profile=search``; what that finds becomes a test with the example in it.
@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from liftenvelope._logs import LIMITED
 
 # A loaded machine is slow, and no finding.
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -69,3 +71,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folder = Path(__file__).parent
     ranks = {folder / name: rank for rank, name in enumerate(_SLOWEST)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
+def pytest_runtest_setup() -> None:
+    """Forget the log lines of earlier tests: a process logs at most 20 of a kind in a minute."""
+    LIMITED.throttle.clear()

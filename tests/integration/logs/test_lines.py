@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import re
-from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 
 import pyarrow as pa
@@ -15,7 +14,6 @@ from nats.aio.client import Client
 
 import liftenvelope
 from liftenvelope import bulk
-from liftenvelope._logs import LIMITED
 from liftenvelope.bulk import Access
 from liftenvelope.client import ClientEvent
 from liftenvelope.errors import TransportError
@@ -28,12 +26,9 @@ from tests.integration.conftest import connect, until
 
 
 @pytest.fixture(autouse=True)
-def all_lines(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Log information too, whatever earlier tests have logged."""
+def all_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """Log information too."""
     caplog.set_level(logging.INFO, "liftenvelope")
-    LIMITED.throttle.clear()
-    yield
-    LIMITED.throttle.clear()
 
 
 def records(caplog: pytest.LogCaptureFixture, logger: str, event: str) -> list[logging.LogRecord]:

@@ -85,6 +85,13 @@ def test_event_without_a_line_or_below_the_level_is_not_logged(lines: io.StringI
     assert lines.getvalue() == ""
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_limit_on_lines_is_not_used_up_by_an_earlier_test(lines: io.StringIO, number: int) -> None:
+    for _ in range(20):
+        event_logger("test").info("a line")
+    assert lines.getvalue().count("a line") == 20
+
+
 def test_library_configures_no_handlers_or_levels() -> None:
     import liftenvelope.bulk
     import liftenvelope.client
