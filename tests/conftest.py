@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -76,3 +78,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup() -> None:
     """Forget the log lines of earlier tests: a process logs at most 20 of a kind in a minute."""
     LIMITED.throttle.clear()
+
+
+@pytest.fixture
+def kept_logging() -> Iterator[None]:
+    """Undo the changes of logging of a command that serves, run in the process of the test."""
+    loggers = [logging.getLogger(name) for name in ("liftenvelope", "liftenvelope.gateway.nats")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    logging.captureWarnings(False)

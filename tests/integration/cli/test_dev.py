@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -52,15 +51,12 @@ def test_dev_publishes_reads_and_shows_its_traffic(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir())  # the streams are kept
 
 
-def test_dev_stops_at_sigterm_and_leaves_no_folder(tmp_path: Path) -> None:
-    os.environ["TMPDIR"] = str(tmp_path)
-    try:
-        with started("dev", *FREE, "--rate", "0") as process:
-            facts = facts_of(process)
-            text_of("stream", "ls", "--url", facts["nats"])  # JetStream is open to the developer
-            assert "Traceback" not in stop(process, signal.SIGTERM)
-    finally:
-        del os.environ["TMPDIR"]
+def test_dev_stops_at_sigterm_and_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with started("dev", *FREE, "--rate", "0") as process:
+        facts = facts_of(process)
+        text_of("stream", "ls", "--url", facts["nats"])  # JetStream is open to the developer
+        assert "Traceback" not in stop(process, signal.SIGTERM)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("liftenvelope-dev")] == []
 
 

@@ -186,6 +186,7 @@ WITH = ("--monitor", "--http", "[::1]:1")
         ((*WITH, "--monitor-tls-key", "/none"), "belong together: give both or neither"),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("kept_logging")
 def test_wrong_settings(arguments: tuple[str, ...], text: str) -> None:
     command = ["serve", "--check", "--nats", "nats://127.0.0.1:1", *arguments]
     done = CliRunner().invoke(root, command, terminal_width=1_000)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import configparser
 import inspect
 import json
-import logging
 import os
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -44,16 +42,13 @@ MADE = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("kept_logging")
+
+
 @pytest.fixture(autouse=True)
-def restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Undo what the command changes in its process."""
+def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command's default data folder is the test's own."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    loggers = [logging.getLogger(name) for name in ("liftenvelope", "liftenvelope.gateway.nats")]
-    levels = [logger.level for logger in loggers]
-    yield
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
-    logging.captureWarnings(False)
 
 
 def check(*arguments: str, **variables: str) -> Result:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -93,10 +95,17 @@ def test_limit_on_lines_is_not_used_up_by_an_earlier_test(lines: io.StringIO, nu
 
 
 def test_library_configures_no_handlers_or_levels() -> None:
-    import liftenvelope.bulk
-    import liftenvelope.client
-    import liftenvelope.gateway
-    import liftenvelope.group  # noqa: F401
+    """In a process of its own: commands that ran in this one may have added a handler."""
+    parts = ("bulk", "client", "gateway", "group", "jetstream", "nats", "rpc")
+    names = ["liftenvelope", *(f"liftenvelope.{part}" for part in parts)]
+    program = f"""
+import logging
+from importlib import import_module
 
-    for part in ("bulk", "client", "gateway", "group", "jetstream", "nats", "rpc"):
-        assert logging.getLogger(f"liftenvelope.{part}").handlers == []
+for name in {names}:
+    import_module(name)
+loggers = [logging.getLogger(name) for name in {names}]
+print([(one.name, one.handlers, one.level) for one in loggers if one.handlers or one.level])
+"""
+    ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert ran.stdout == "[]\n"
