@@ -17,6 +17,7 @@ from liftenvelope.errors import ServerError, UsageError
 from liftenvelope.gateway import Gateway
 from liftenvelope.gateway._leader.compaction import Compactor
 from liftenvelope.gateway._partitions.feed import DeliveryFeed, PartitionDelivery, sequences_of
+from liftenvelope.gateway._protocol.names import partition_stream
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.jetstream.stream_config import StreamConfig
 from liftenvelope.nats.acceleration import accelerate
@@ -335,16 +336,14 @@ async def test_bounded_read_ends_when_the_messages_left_are_purged(
     )
     with run_gateway(nats_server=jetstream_server, config={"broker_ttl": 60.0}) as gateway:
         async with liftenvelope.connect(gateway.addresses) as client:
-            before = {stored async for stored in js.stream_names()}
             await client.create_stream(f"{name}.gateway", name)
-            [stored] = {stored async for stored in js.stream_names()} - before
             await client.publish_many(name, (bytes(1_000) for _ in range(40_000)))
         async with await Channel.connect(gateway.addresses[0], window=65_535) as channel:
             call = channel.server_stream("/proto.API/Subscribe", request.SerializeToString())
             async with call:
                 assert await anext(call) == b""
                 await anext(call)
-                await (await js.stream(stored)).purge()
+                await (await js.stream(partition_stream(name, 0))).purge()
                 with pytest.raises(RpcError, match="Stop offset reached") as ended:
                     async with asyncio.timeout(PATIENCE):
                         assert [message async for message in call]
