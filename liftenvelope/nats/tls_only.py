@@ -1,4 +1,4 @@
-"""nats-py connections of this package's own programs, in which three things about TLS are mended.
+"""nats-py connections of this package's own programs, with mends of five of its defects.
 
 nats-py begins with TLS only if the server asks for it, also for ``tls://`` URLs. To a server that does not
 ask, or to one in between that claims so, it sends the login in plain text.
@@ -8,6 +8,12 @@ end, which nothing tells them any more. So ``connect`` never returns, and ``clos
 
 nats-py makes its streams before the TLS handshake, so they take the connection for a plain one. At its end
 asyncio then warns ``returning true from eof_received() has no effect when using ssl``, on standard error.
+
+nats-py knows the server's ``max_payload`` alone. The limit of the account may be lower: the server sends it
+after the login, and nats-py drops it. The server answers a message above it with an error, and disconnects.
+
+nats-py closes a connection for good after any error of the server but a refused permission, such as that one
+or an expired login. A connection without a limit on reconnects now reconnects.
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
+from nats.protocol.parser import PERMISSIONS_ERR
 
 from liftenvelope.nats.link import is_encrypted
 
@@ -45,6 +52,20 @@ class _ProgramClient(Client):
         if is_encrypted(self) and isinstance(transport, TcpTransport) and transport._io_writer is not None:
             streams: Any = transport._io_writer.transport.get_protocol()
             streams._over_ssl = True
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        limit: object = info.get("max_payload")
+        if type(limit) is int:
+            self._max_payload = limit
+        await super()._process_info(info, initial_connection)
+
+    async def _process_err(self, err_msg: str) -> None:
+        if self.options["max_reconnect_attempts"] >= 0 or PERMISSIONS_ERR in err_msg:
+            await super()._process_err(err_msg)
+            return
+        error = nats.errors.Error(f"nats: {err_msg.strip(chr(39))}")
+        await self._error_cb(error)
+        await self._process_op_err(error)
 
 
 class _TlsOnlyClient(_ProgramClient):

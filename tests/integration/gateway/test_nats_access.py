@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import nkeys
 import pytest
 
 import liftenvelope
-from liftenvelope.errors import LiftEnvelopeError, TransportError
+from liftenvelope.errors import LiftEnvelopeError, MessageTooLargeError, TransportError
 from liftenvelope.gateway.serving import Serving, running_gateway
 from liftenvelope.testing import LiftbridgeAdmin, NatsServer, run_nats_server
 from tests.integration.certificates import Certificates
@@ -94,6 +95,76 @@ async def test_subject_on_which_the_gateway_may_not_publish_is_logged(
             line = f'NATS refuses the gateway: permissions violation for publish to "{name}"'
             await until(lambda: line in caplog.messages)
         assert "s3cret" not in caplog.text
+
+
+async def test_message_above_the_account_limit_is_refused_at_once(name: str) -> None:
+    """nats-server disconnects a client that sends such a message."""
+    users = [{"user": "gateway", "password": "s3cret"}]
+    account = {"jetstream": "enabled", "users": users, "limits": {"max_payload": 64 << 10}}
+    with run_nats_server(jetstream=True, config={"accounts": {"A": account}}) as server:
+        url = server.url.replace("//", "//gateway:s3cret@")
+        async with (
+            running_gateway(Serving(nats_url=url)) as (gateway, _),
+            liftenvelope.connect([gateway.address]) as client,
+        ):
+            await client.create_stream(name, name)
+            for publish in (client.publish, client.publish_to_subject):
+                with pytest.raises(MessageTooLargeError):
+                    await publish(name, bytes(64 << 10))
+            ack = await client.publish(name, b"next")
+            assert ack is not None
+            assert ack.offset == 0
+
+
+def reload_with(server: NatsServer, old: str, new: str) -> None:
+    """Change the configuration of a server, and let it read that again."""
+    config = server._folder / "nats-server.conf"
+    text = config.read_text()
+    assert old in text
+    config.write_text(text.replace(old, new))
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGHUP)
+
+
+async def test_gateway_reconnects_after_a_message_above_a_lowered_limit(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """nats-server tells a lowered limit to new connections only."""
+    with run_nats_server(jetstream=True, max_payload=1 << 20) as server:
+        async with (
+            running_gateway(Serving(nats_url=server.url)) as (gateway, _),
+            liftenvelope.connect([gateway.address]) as client,
+        ):
+            await client.create_stream(name, name)
+            reload_with(server, f"max_payload: {1 << 20}", "max_payload: 8192")
+            await until(lambda: "Reloaded: max_payload" in server.log())
+            # Small enough to be sent at once: the server's error is then read before the end.
+            with pytest.raises(LiftEnvelopeError):
+                await client.publish(name, bytes(9_000))
+            await until(lambda: "the connection to NATS is back" in caplog.messages)
+            with pytest.raises(MessageTooLargeError):
+                await client.publish(name, bytes(9_000))
+            ack = await client.publish(name, b"next")
+            assert ack is not None
+            assert ack.offset == 0
+
+
+async def test_gateway_reconnects_when_its_user_is_back(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    users = "authorization { users: [{user: gateway, password: s3cret}] }"
+    with run_nats_server(jetstream=True, config_text=users) as server:
+        url = server.url.replace("//", "//gateway:s3cret@")
+        async with (
+            running_gateway(Serving(nats_url=url)) as (gateway, _),
+            liftenvelope.connect([gateway.address]) as client,
+        ):
+            await client.create_stream(name, name)
+            reload_with(server, "user: gateway", "user: other")
+            await until(lambda: caplog.text.count("to NATS is lost") == 2)
+            reload_with(server, "user: other", "user: gateway")
+            await until(lambda: caplog.text.count("to NATS is back") == 2)
+            ack = await client.publish(name, b"next")
+            assert ack is not None
+            assert ack.offset == 0
 
 
 def test_settings_of_the_file_and_the_environment_reach_the_gateway(tmp_path: Path, name: str) -> None:
