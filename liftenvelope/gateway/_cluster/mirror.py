@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._logs.throttle import Throttle
 from liftenvelope.errors import CallTimeoutError, InternalError, LiftEnvelopeError
+from liftenvelope.jetstream import OrderedReset, PullEvent
 from liftenvelope.jetstream.counting import is_stored
 from liftenvelope.nats.link import Link
 
@@ -32,12 +33,15 @@ _PAUSE: Final = 1.0
 class Mirror:
     """Reads all entries of a bucket and follows its changes.
 
-    If the changes stop coming, the mirror logs a warning and reads the bucket again from the beginning.
+    If the changes stop coming, the mirror logs a warning and reads the bucket again from the beginning. It
+    does not see the removal of a key whose marker has expired meanwhile: see ``on_gap``.
 
     Args:
         bucket: The bucket.
         on_entry: Called with each entry in the order of revisions, including entries that this process wrote.
             After an InternalError, the mirror logs a warning and skips the entry.
+        on_gap: Called and awaited when removals may have been missed: the consumer was lost, for example with
+            a connection that was down for long. It is called again after a LiftEnvelopeError. Default: none.
         heartbeat: Heartbeat interval of the consumer, in seconds. Default 2.
 
     Attributes:
@@ -45,12 +49,19 @@ class Mirror:
     """
 
     def __init__(
-        self, bucket: Bucket, on_entry: Callable[[BucketEntry], None], *, heartbeat: float = 2.0
+        self,
+        bucket: Bucket,
+        on_entry: Callable[[BucketEntry], None],
+        *,
+        on_gap: Callable[[], Awaitable[None]] | None = None,
+        heartbeat: float = 2.0,
     ) -> None:
         self._bucket = bucket
         self._link = Link(bucket.js.api.nc)
         self._pulls = f"{bucket.js.api.prefix}.CONSUMER.MSG.NEXT.{bucket.stream}.>"
         self._on_entry = on_entry
+        self._on_gap = on_gap
+        self._gap = asyncio.Event()
         self._heartbeat = heartbeat
         # Admits each cause once a minute: a bucket that was deleted is missing until someone restores it.
         self._throttle = Throttle()
@@ -61,13 +72,15 @@ class Mirror:
         """Read all entries of the bucket, then follow its changes while the block runs."""
         messages = await self._open()
         self.is_following = True
-        following = asyncio.create_task(self._follow(messages), name=f"follow {self._bucket.name}")
+        parts = {"follow": self._follow(messages), "compare": self._compare()}
+        tasks = [asyncio.create_task(part, name=f"{n} {self._bucket.name}") for n, part in parts.items()]
         try:
             yield
         finally:
             self.is_following = False
-            following.cancel()
-            await asyncio.wait([following])
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
             messages.stop()  # a task that is cancelled before it runs does not stop them
 
     async def _open(self) -> Messages:
@@ -81,7 +94,9 @@ class Mirror:
         first = (await stream.info()).state
         waiting = first.messages
         # The stream keeps only the last value of each key.
-        messages = stream.ordered_consumer().messages(expires=10.0, idle_heartbeat=self._heartbeat)
+        messages = stream.ordered_consumer().messages(
+            expires=10.0, idle_heartbeat=self._heartbeat, on_event=self._on_event
+        )
         try:
             await messages.__aenter__()
             read, tries = 0, _TRIES
@@ -128,6 +143,7 @@ class Mirror:
                 messages.stop()
             messages = await self._open_again()
             self.is_following = True
+            self._gap.set()
 
     async def _open_again(self) -> Messages:
         while True:
@@ -137,6 +153,23 @@ class Mirror:
             except LiftEnvelopeError as exc:
                 if self._throttle.admits(str(exc), asyncio.get_running_loop().time()):
                     _log.warning("the bucket %s can't be read: %s", self._bucket.name, exc)
+
+    def _on_event(self, event: PullEvent) -> None:
+        if isinstance(event, OrderedReset):
+            self._gap.set()
+
+    async def _compare(self) -> None:
+        """Call ``on_gap`` after each gap, until it succeeds."""
+        while True:
+            await self._gap.wait()
+            self._gap.clear()
+            try:
+                if self._on_gap is not None:
+                    await self._on_gap()
+            except LiftEnvelopeError as exc:
+                _log.debug("removals in the bucket %s are not known yet: %s", self._bucket.name, exc)
+                self._gap.set()
+                await asyncio.sleep(_PAUSE)
 
     def _take(self, message: Message) -> None:
         try:

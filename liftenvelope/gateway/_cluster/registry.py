@@ -35,8 +35,8 @@ __all__ = ["StreamRegistry"]
 BUCKET: Final = "lift_streams"
 #: Removed records whose revisions are known. Clients may create and delete streams of any number of names.
 _MOST_REMOVED: Final = 10_000
-#: Seconds until the marker of a removed record expires. A gateway that is cut off from NATS for longer may
-#: notice the removal only when it is asked to create, change or delete the stream.
+#: Seconds until the marker of a removed record expires. A gateway that is cut off from NATS for longer looks
+#: for removed records when it is back.
 _MARKER_TTL: Final = 7 * 24 * 3600.0
 #: Attempts of a change that loses the compare-and-set race to other gateways.
 _TRIES: Final = 20
@@ -61,7 +61,7 @@ class StreamRegistry:
 
     def __init__(self, js: JetStream, on_change: RecordListener, *, replicas: int = 1) -> None:
         self._bucket = Bucket(js, BUCKET, replicas=replicas, marker_ttl=_MARKER_TTL)
-        self._mirror = Mirror(self._bucket, self._on_entry)
+        self._mirror = Mirror(self._bucket, self._on_entry, on_gap=self._find_removed)
         self._following = AsyncExitStack()
         self._on_change = on_change
         self.streams = self.partitions = self.changes = 0
@@ -253,8 +253,18 @@ class StreamRegistry:
             RpcError: UNAVAILABLE: the bucket was deleted, so nobody knows whether the stream exists.
         """
         key = encode_name(name)
-        if not key:
-            return None  # a bucket has no such key
+        return await self._refresh(key) if key else None  # a bucket has no empty key
+
+    async def _find_removed(self) -> None:
+        """Look for records that were removed while this gateway did not follow the bucket."""
+        keys, last = await self._bucket.keys(">")
+        there = set(keys)
+        known = [(key, revision) for key, (record, revision) in self._records.items() if record is not None]
+        for key, revision in known:
+            if key not in there and revision <= last:  # otherwise it is newer than the list
+                await self._refresh(key)
+
+    async def _refresh(self, key: str) -> StreamRecord | None:
         known = self._records.get(key)
         try:
             entry = await self._bucket.get(key)

@@ -23,7 +23,7 @@ from liftenvelope.gateway._protocol.names import encode_name, partition_stream
 from liftenvelope.jetstream.bucket import Bucket
 from liftenvelope.jetstream.context import JetStream
 from liftenvelope.rpc.status import RpcError, StatusCode
-from liftenvelope.testing import NatsServer, run_nats_server
+from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from tests.handled import handled
 from tests.integration.conftest import connect, until
 
@@ -135,6 +135,38 @@ async def test_gateway_cut_off_until_the_marker_has_expired_notices_the_removal(
     assert late.known(name) is None
     assert (late.streams, late.partitions) == (before[0] - 1, before[1] - len(gone.partitions))
     assert late.changes > before[2]
+    await there.close()
+
+
+async def test_gateway_that_is_back_after_the_marker_has_expired_notices_the_removal(
+    jetstream_server: NatsServer, js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_MARKER_TTL", 1.0)
+    told: list[tuple[StreamRecord | None, StreamRecord | None]] = []
+    with FaultProxy(jetstream_server.address) as proxy:
+        nc = await connect(f"nats://{proxy.address}")
+        late = StreamRegistry(JetStream(nc), lambda *change: told.append(change))
+        await late.start()
+        there, gone, kept = await registry(js), record(f"{name}.gone", "there"), record(name, "there")
+        for made in (gone, kept):
+            await there.create(made)
+        await until(lambda: late.known(name) is not None)
+        proxy.refuse()
+        proxy.cut()
+        await there.remove(gone)
+        await marker_expires(js, gone.name)
+        # Their inactivity ends consumers long before a marker expires, whose life is a week.
+        bucket = await js.stream(f"KV_{streams.BUCKET}")
+        for consumer in [found async for found in bucket.consumer_names()]:
+            await bucket.delete_consumer(consumer)
+        told.clear()
+        proxy.accept()
+        await until(lambda: late.known(gone.name) is None)
+        assert told == [(gone, None)]
+        assert late.known(name) == kept
+        await late.close()
+        await nc.close()
+    await there.remove(kept)
     await there.close()
 
 
