@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import StreamNotFoundError
+from liftenvelope.gateway._calls.listing import StreamListing, add_brokers
 from liftenvelope.gateway._protocol.requests import read_request
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from liftenvelope.gateway._cluster.brokers import Broker
     from liftenvelope.gateway._cluster.records import StreamRecord
     from liftenvelope.gateway._core import Core
     from liftenvelope.gateway._partitions.storage import PartitionState
@@ -37,14 +38,14 @@ class MetadataService:
     def __init__(self, core: Core, groups: GroupFace) -> None:
         self._core = core
         self._groups = groups
-        # The last metadata of all streams: the states, the brokers and the number of changes that it was made
-        # from, and the answer.
-        self._last: tuple[dict[str, PartitionState], tuple[Broker, ...], int, bytes] | None = None
+        self._listing = StreamListing(core.registry, core.brokers, self._describe)
+        # Gateways and number of changes at the last count of the leaders, and the count.
+        self._counted: tuple[tuple[str, ...], int, Counter[str]] = ((), -1, Counter())
 
     async def fetch(self, call: ServerCall) -> None:
         """Serve FetchMetadata: the requested streams, or all if none is named; all brokers; the groups.
 
-        The answer is built after the last wait. A call that waits for JetStream holds its names alone, which
+        The answer is built after JetStream's. A call that waits for JetStream holds its names alone, which
         count as pending bytes with what they cost in memory: short ones cost ten times their bytes.
 
         Raises:
@@ -70,33 +71,15 @@ class MetadataService:
             else:
                 self._add_stream(response, record, states)
         if streams:
-            self._add_brokers(response)
+            add_brokers(response, tuple(self._core.brokers.alive.values()), self._leads())
         for name, found in zip(groups, coordinators, strict=True):
             if found is None:
                 response.groupMetadata.add(groupId=name, error=api_pb2.ConsumerGroupMetadata.UNKNOWN_GROUP)
             else:
                 response.groupMetadata.add(groupId=name, coordinator=found[0], epoch=found[1])
         # Serialized messages that follow each other are one message with the lists of both.
-        return (b"" if streams else self._all_streams(states)) + response.SerializeToString()
-
-    def _all_streams(self, states: dict[str, PartitionState]) -> bytes:
-        """Return the metadata of all streams and brokers.
-
-        It takes 10 us for each partition, and the states of many are shared by all calls of a second. So one
-        answer serves these calls, as long as no stream and no gateway has changed.
-        """
-        brokers, changes = tuple(self._core.brokers.alive.values()), self._core.registry.changes
-        if self._last is not None:
-            its_states, its_brokers, its_changes, answer = self._last
-            if its_states is states and (its_brokers, its_changes) == (brokers, changes):
-                return answer
-        response = api_pb2.FetchMetadataResponse()
-        for record in self._core.registry:
-            self._add_stream(response, record, states)
-        self._add_brokers(response)
-        answer = response.SerializeToString()
-        self._last = states, brokers, changes, answer
-        return answer
+        data = b"" if streams else await self._listing.response(states)
+        return data + response.SerializeToString()
 
     async def fetch_partition(self, raw: bytes) -> bytes:
         """Serve FetchPartitionMetadata.
@@ -173,21 +156,17 @@ class MetadataService:
             out.readonlyTimestamps.firstTimestamp = part.first_readonly_ns
             out.readonlyTimestamps.latestTimestamp = part.readonly_ns
 
-    def _add_brokers(self, response: api_pb2.FetchMetadataResponse) -> None:
-        brokers = self._core.brokers
-        partitions, leads = 0, dict.fromkeys(brokers.alive, 0)
-        for record in self._core.registry:
-            for number in range(len(record.partitions)):
-                partitions += 1
-                leads[brokers.leader(record.name, number)] += 1
-        for broker in brokers.alive.values():
-            response.brokers.add(
-                id=broker.id,
-                host=broker.host,
-                port=broker.port,
-                partitionCount=partitions,
-                leaderCount=leads[broker.id],
+    def _leads(self) -> Counter[str]:
+        """Return the number of partitions by leader, counted once for each change of streams or gateways."""
+        alive, changes = tuple(self._core.brokers.alive), self._core.registry.changes
+        if self._counted[:2] != (alive, changes):
+            leaders = (
+                self._core.brokers.leader(record.name, number)
+                for record in self._core.registry
+                for number in range(len(record.partitions))
             )
+            self._counted = alive, changes, Counter(leaders)
+        return self._counted[2]
 
 
 def _cost(names: Collection[str]) -> int:
