@@ -277,6 +277,11 @@ cdef class PublishTable:
                 self.index.clear()
         return future
 
+    def waiting(self):
+        """Return the publishes that have not ended, with their tokens, in the order in which they were entered."""
+        cdef dict bucket
+        return [(bucket[token], token) for token, bucket in self.index.items()]
+
     def expire(self, double now):
         """Remove the publishes whose deadlines have passed; return them with their tokens, earliest first."""
         cdef dict bucket

@@ -64,7 +64,17 @@ COMMANDS = (
 #: Rooms and modules inside a package, the ground first: each imports only from lines above its own.
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "jetstream": (
-        ("_events", "_records", "abandoned", "errors", "lagging", "names", "statuses", "watch"),
+        (
+            "_events",
+            "_records",
+            "_refused_publishes",
+            "abandoned",
+            "errors",
+            "lagging",
+            "names",
+            "statuses",
+            "watch",
+        ),
         ("_advisories", "_consumer_config", "_event_log", "api"),
         ("publish_frames", "stream_config", "subject_filter"),
         ("_publishing", "_stored", "infos", "message"),

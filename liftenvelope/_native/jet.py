@@ -232,6 +232,10 @@ class PublishTable:
                 self._index.clear()
         return future
 
+    def waiting(self) -> list[tuple[Any, str]]:
+        """Return the publishes that have not ended, with their tokens, in the order of :meth:`enter`."""
+        return [(bucket[token], token) for token, bucket in self._index.items()]
+
     def expire(self, now: float) -> list[tuple[Any, str]]:
         """Remove the publishes whose deadlines have passed; return them with their tokens, earliest first."""
         self._slice = math.nan  # the cached bucket may expire

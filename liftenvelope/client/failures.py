@@ -263,6 +263,8 @@ _TOO_LARGE_TEXTS: Final = ("exceeds max replication size", "maximum payload exce
 
 #: Text of a gateway for a message without an ack, with the code UNKNOWN.
 _UNKNOWN_OUTCOME: Final = "may be stored"
+#: Text of a gateway for a message that NATS has refused. Liftbridge publishes before it refuses.
+_NOT_STORED: Final = "the message is not stored"
 
 
 def publish_async_error(
@@ -276,6 +278,8 @@ def publish_async_error(
         kind = MessageTooLargeError
     elif code == 2 and "o such partition" in text:
         kind = NoSuchPartitionError
+    if kind is PermissionDeniedError and _NOT_STORED in text:
+        return PermissionDeniedError(code, f"{about}: PublishAsync was refused: {text}")
     if kind is PermissionDeniedError:
         stored = "the message may be stored: Liftbridge publishes it before it refuses it"
         return PermissionDeniedError(code, f"{about}: PublishAsync was refused: {text}; {stored}", sent=True)

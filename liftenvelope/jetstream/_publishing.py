@@ -14,6 +14,7 @@ from liftenvelope._checks import as_bytes, as_count, as_seconds
 from liftenvelope._deadlines import MAY_BE_STORED, ack_timeout
 from liftenvelope._native import jet
 from liftenvelope.errors import JetStreamError, NoJetStreamError, TransportError, UsageError
+from liftenvelope.jetstream._refused_publishes import RefusalTimer
 from liftenvelope.jetstream.api import ENABLE_JETSTREAM, Api
 from liftenvelope.jetstream.publish_frames import (
     HeaderFields,
@@ -113,6 +114,7 @@ class Publishing:
         self._subscription: DirectSubscription | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._timer = ExpiryTimer(api.nc, self._table.next_expiry, self._expire)
+        self._refusals = RefusalTimer(self._table, self._fail)
         self._waiting = False
         #: Futures of the messages that wait for a retry, by the task that retries.
         self._retries: dict[asyncio.Task[None], PublishFuture] = {}
@@ -154,6 +156,8 @@ class Publishing:
                 was stored.
             JetStreamError: The server refused for another reason; nothing was stored.
             NoJetStreamError: No stream records the subject, or JetStream is not enabled; nothing was stored.
+            PermissionDeniedError: The user may not publish on the subject; nothing was stored. Only on an
+                accelerated connection; on others, no ack arrives.
             AckTimeoutError: No ack arrived. Unless ``sent`` is false, the message may be stored.
             TransportError: The connection is closed, or was closed before the ack arrived; ``sent`` is true
                 in the latter case.
@@ -303,7 +307,9 @@ class Publishing:
             await self._link.unsubscribe(subscription)
             raise
         deliver_directly(subscription, self._on_ack)
-        self._subscription = read_directly(self._nc, subscription, self._on_acks)
+        self._subscription = read_directly(
+            self._nc, subscription, self._on_acks, on_refused=self._refusals.note
+        )
         self._watcher = self._link.when_ended(subscription, self._on_ended)
         if self._link.buffers_directly:
             self._quick = self._quick_sender()
@@ -439,6 +445,7 @@ class Publishing:
     def _end(self, reason: str) -> None:
         self._ended, self._quick = reason, None
         self._timer.stop()
+        self._refusals.stop()
         for future, _ in self._table.expire_all():
             what = f"{reason} before an ack came for the message on {future.subject!r}: {_UNKNOWN}"
             self._fail(future, TransportError(what, sent=True))

@@ -6,7 +6,8 @@ import warnings
 from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope._checks import MAX_INT64, as_count
-from liftenvelope.nats.receiving import DirectParser, nats_py_version, parser_of, what_is_unknown
+from liftenvelope.nats._internals import nats_py_version, what_is_unknown
+from liftenvelope.nats.receiving import DirectParser, parser_of
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

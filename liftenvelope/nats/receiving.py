@@ -14,17 +14,16 @@ expected:
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import nats.aio.client
 import nats.errors
 from nats.aio.subscription import Subscription
 from nats.protocol import parser as nats_parser
 
 from liftenvelope._native import frames
 from liftenvelope.nats._reader_tap import ReaderTap, reader_of
+from liftenvelope.nats._refused import OnRefused, refused_subjects
 from liftenvelope.nats.headers import header_block
 from liftenvelope.nats.link import Link
 
@@ -35,14 +34,10 @@ if TYPE_CHECKING:
 #: Maximum line length in bytes. nats-py has no limit, and rescans its whole buffer for each received piece.
 _LONGEST_LINE: Final = 65_536
 _CRLF: Final = 2
-_PRIVATE: Final = ("_ps", "_subs", "_error_cb", "stats")
-_PARSER_PRIVATE: Final = ("buf", "state", "needed", "reset", "parse")
-_SUBSCRIPTION_PRIVATE: Final = ("_id", "_received", "_pending_queue")
 #: Private names needed to end a subscription without an await.
 _ENDING_PRIVATE: Final = ("_id", "_closed", "_stop_processing")
 #: Attribute of nats-py's subscription that refers to its DirectSubscription.
 _MARK: Final = "_liftenvelope_direct"
-_STATES: Final = ("AWAITING_CONTROL_LINE", "AWAITING_MSG_PAYLOAD")
 
 
 class Delivery(NamedTuple):
@@ -67,6 +62,7 @@ class DirectSubscription:
         handler: Function that receives lists of messages.
         payloads: Pass only the payloads to the handler.
         delivery: Class and acks of the messages to create; None for tuples.
+        on_refused: Called with the subjects of refused publishes; None if nobody asks.
     """
 
     subscription: Subscription
@@ -77,11 +73,13 @@ class DirectSubscription:
         handler: Callable[[list[Any]], None],
         payloads: bool,
         delivery: Delivery | None = None,
+        on_refused: OnRefused | None = None,
     ) -> None:
         self._nc: Any = nc
         self.handler = handler
         self.payloads = payloads
         self.delivery = delivery
+        self.on_refused = on_refused
 
     async def unsubscribe(self) -> None:
         """End the subscription, unless it has already ended. No message is handled after the call."""
@@ -108,7 +106,12 @@ def _nobody(messages: list[Any]) -> None:
 
 
 async def subscribe_direct(
-    nc: Client, subject: str, handler: Callable[[list[Any]], None], *, payloads: bool = False
+    nc: Client,
+    subject: str,
+    handler: Callable[[list[Any]], None],
+    *,
+    payloads: bool = False,
+    on_refused: OnRefused | None = None,
 ) -> DirectSubscription:
     """Subscribe with a plain function, which is called with messages as soon as they are read.
 
@@ -125,11 +128,12 @@ async def subscribe_direct(
             (``bytes``, empty if there is none), headers (``bytes``, the block as sent, None if there is none)
             and payload. nats-py parses headers into a dict. If the connection is not accelerated, the block
             is rebuilt from that dict: see :func:`header_block`.
+        on_refused: As for :func:`read_directly`.
 
     Raises:
         TransportError: The connection is closed or draining.
     """
-    direct = DirectSubscription(nc, handler, payloads)
+    direct = DirectSubscription(nc, handler, payloads, on_refused=on_refused)
     callback = direct.on_payload if payloads else direct.on_message
     direct.subscription = await Link(nc).subscribe(subject, callback)
     return _read_directly(nc, direct)
@@ -142,6 +146,7 @@ def read_directly(
     *,
     payloads: bool = False,
     delivery: Delivery | None = None,
+    on_refused: OnRefused | None = None,
 ) -> DirectSubscription:
     """Read an existing subscription directly while the connection is accelerated.
 
@@ -154,8 +159,10 @@ def read_directly(
         payloads: As for :func:`subscribe_direct`.
         delivery: Class and acks of the messages to create instead of tuples. nats-py then delivers the
             statuses, in order between the messages.
+        on_refused: Called with the publishes of this connection that the server has refused, after the
+            messages that it had sent before. Only while the connection is accelerated. Default: none.
     """
-    direct = DirectSubscription(nc, handler, payloads, delivery)
+    direct = DirectSubscription(nc, handler, payloads, delivery, on_refused)
     direct.subscription = subscription
     return _read_directly(nc, direct)
 
@@ -272,6 +279,8 @@ class DirectParser:
         self._direct: dict[int, DirectSubscription] = {}
         # Subscriptions to be taken over, and True once the state of nats-py's parser was taken over.
         self._waiting: list[DirectSubscription] = []
+        # Subscriptions that ask for refused publishes, by id.
+        self._asking: dict[int, DirectSubscription] = {}
         self._aligned = False
         self._parsing = 0
         self._left = False
@@ -308,10 +317,13 @@ class DirectParser:
     def adopt(self, direct: DirectSubscription) -> None:
         """Extract a subscription's messages as soon as nats-py has delivered those in its queue."""
         self._waiting.append(direct)
+        if direct.on_refused is not None:
+            self._asking[direct.subscription._id] = direct
 
     def dismiss(self, direct: DirectSubscription) -> None:
         """Return a subscription's messages to nats-py."""
         sid = direct.subscription._id
+        self._asking.pop(sid, None)
         if direct in self._waiting:
             self._waiting.remove(direct)
         if self._direct.pop(sid, None) is not None:
@@ -353,6 +365,7 @@ class DirectParser:
                 for sid, size, messages in taken:
                     if (error := self._deliver(sid, size, messages)) is not None:
                         await self.nc._error_cb(error)
+                self._tell_refused()
                 if left:
                     await self._parser.parse(left)
                     self._check_held()
@@ -380,12 +393,21 @@ class DirectParser:
             for sid, size, messages in taken:
                 if (error := self._deliver(sid, size, messages)) is not None:
                     self._report(error)
+            self._tell_refused()
             if self._left:  # a handler called leave()
                 return left + self._walker.walk()[1]
             self._handed = len(left)
             return left
         finally:
             self._parsing -= 1
+
+    def _tell_refused(self) -> None:
+        """Tell the subscriptions that ask about publishes that the server has refused."""
+        if self._asking and self._walker.errors:
+            refused = refused_subjects(self._walker.errors)
+            for direct in list(self._asking.values()) if refused else ():
+                assert direct.on_refused is not None
+                direct.on_refused(refused)
 
     def _report(self, error: Exception) -> None:
         task = asyncio.get_running_loop().create_task(self.nc._error_cb(error))
@@ -454,29 +476,3 @@ class DirectParser:
         except Exception as exc:  # noqa: BLE001 - to error_cb
             return exc
         return None
-
-
-def what_is_unknown(nc: Client) -> str | None:
-    """Return the reason why this connection's parser cannot be replaced; None if it can."""
-    missing = [name for name in _PRIVATE if not hasattr(nc, name)]
-    missing += [name for name in _STATES if not hasattr(nats_parser, name)]
-    if missing:
-        return f"it has no {missing[0]}"
-    parser = nc._ps
-    missing = [name for name in _PARSER_PRIVATE if not hasattr(parser, name)]
-    missing += [name for name in _SUBSCRIPTION_PRIVATE if name not in vars(Subscription(nc))]
-    if missing:
-        return f"its parser or its subscriptions have no {missing[0]}"
-    if type(parser) is not nats_parser.Parser:
-        return f"its parser is a {type(parser).__qualname__} of {type(parser).__module__}"
-    if not inspect.iscoroutinefunction(parser.parse) or list(inspect.signature(parser.parse).parameters) != [
-        "data"
-    ]:
-        return "its parser is called in another way"
-    buffer: object = parser.buf
-    return None if isinstance(buffer, bytearray) else "its parser keeps what was read in another way"
-
-
-def nats_py_version() -> str:
-    """Return the version of nats-py."""
-    return str(getattr(nats.aio.client, "__version__", "of unknown version"))

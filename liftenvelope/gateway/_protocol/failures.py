@@ -13,6 +13,7 @@ from liftenvelope.errors import (
     JetStreamError,
     LiftEnvelopeError,
     NoJetStreamError,
+    PermissionDeniedError,
     StreamMessageTooLargeError,
     StreamNotFoundError,
     UsageError,
@@ -39,6 +40,8 @@ _STATUSES: Final[tuple[tuple[tuple[type[LiftEnvelopeError], ...], StatusCode, st
     ((StreamNotFoundError,), _C.NOT_FOUND, "No such stream"),
     ((AckTimeoutError, CallTimeoutError), _C.DEADLINE_EXCEEDED, "JetStream did not answer in time: {}"),
     ((NoJetStreamError,), _C.UNAVAILABLE, "JetStream does not answer: {}"),
+    # Of the gateway's own user on NATS: the subject is one that the client has named.
+    ((PermissionDeniedError,), _C.PERMISSION_DENIED, "NATS: {}"),
     ((JetStreamError,), _C.INTERNAL, "JetStream: {}"),
     # A record or a cursor that can't be read: another attempt would read the same.
     ((InternalError,), _C.INTERNAL, "{}"),

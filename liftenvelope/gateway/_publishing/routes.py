@@ -9,7 +9,7 @@ other partitions must not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from liftenvelope.gateway._partitions.replicas import least_in_sync
@@ -95,6 +95,11 @@ class Routes:
             self._closed[stream, partition] = target
             self._guarded.pop((stream, partition), None)
             self._pipe.close_route(stream, partition)
+
+    def drop_refused(self, subjects: Mapping[str, int]) -> None:
+        """Drop the routes on subjects that NATS refuses: only the slow path can tell the client."""
+        for key in [key for key, target in self._open.items() if target.intake in subjects]:
+            self.drop(*key)
 
     def _is_current(self, target: PublishTarget) -> bool:
         return self._core.registry.known(target.record.name) is target.record

@@ -29,6 +29,7 @@ from liftenvelope.errors import (
     JetStreamError,
     LiftEnvelopeError,
     NoJetStreamError,
+    PermissionDeniedError,
     TransportError,
 )
 from liftenvelope.gateway._clients.counts import CANCELLED, PublishTally, reason_of
@@ -132,7 +133,9 @@ class PublishSession:
         draining = asyncio.create_task(self._drain(), name="drain publishes")
         reason = CANCELLED
         try:
-            subscription = await subscribe_direct(self._core.nc, self._inbox, self._on_acks)
+            subscription = await subscribe_direct(
+                self._core.nc, self._inbox, self._on_acks, on_refused=self._routes.drop_refused
+            )
             tasks = [asyncio.create_task(part, name="publish") for part in (self._serve(), self._watch())]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -262,7 +265,8 @@ class PublishSession:
         if self._routes.is_wanted(target):
             # Acks of the fast path could overtake this one, and acks of a partition must stay in order.
             await asyncio.wait({future}, timeout=_FIRST_ACK)
-            self._routes.add(target)
+            if not _is_denied(future):
+                self._routes.add(target)
 
     # Acks
 
@@ -425,6 +429,12 @@ class PublishSession:
             if cause := self._core.faults.cause(stream, partition):
                 return f" (stream {stream!r}, partition {partition}: {cause})"
         return ""
+
+
+def _is_denied(future: asyncio.Future[PubAck]) -> bool:
+    """Return True if NATS has refused a message by the permissions of the gateway's user."""
+    is_over = future.done() and not future.cancelled()
+    return is_over and isinstance(future.exception(), PermissionDeniedError)
 
 
 def _number_of(message: Any) -> int:

@@ -21,6 +21,7 @@ from liftenvelope.errors import (
     MessageNotFoundError,
     MessageTtlError,
     NoJetStreamError,
+    PermissionDeniedError,
     StreamMessageTooLargeError,
     StreamSealedError,
     StreamStoreFailedError,
@@ -70,6 +71,23 @@ async def stream(js: JetStream, jetstream_server: NatsServer, name: str) -> Asyn
     nc = await connect(jetstream_server.url)  # a test may have closed the other one
     await JetStream(nc).delete_stream(name)
     await nc.close()
+
+
+async def test_refused_publishes_fail_at_once_and_no_others_on_an_accelerated_connection(name: str) -> None:
+    permissions = {"publish": {"deny": [f"{name}.No"]}}
+    users = [{"user": "ann", "password": "x", "permissions": permissions}]
+    with run_nats_server(jetstream=True, config={"authorization": {"users": users}}) as server:
+        nc = await connect(server.url, user="ann", password="x")
+        with accelerate(nc):
+            async with asyncio.timeout(120), JetStream(nc, timeout=10_000) as js:
+                await js.create_stream(StreamConfig(name=name, subjects=(f"{name}.*",)))
+                subjects = [f"{name}.{token}" for token in ("No", "no", "yes")] * 1_000
+                futures = [await js.publish_async(subject, b"x") for subject in subjects]
+                outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        await nc.close()
+    kinds = [PermissionDeniedError, PubAck, PubAck] * 1_000
+    assert [type(outcome) for outcome in outcomes] == kinds
+    assert f"nats-server does not let this user publish on '{name}.No'" in str(outcomes[0])
 
 
 class TestOne:
