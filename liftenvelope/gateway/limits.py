@@ -19,7 +19,8 @@ class Limits(ServerLimits):
     """Limits of a gateway on its clients, including those of its gRPC server.
 
     A client is identified by the common name of its certificate. All clients without a certificate count as
-    one.
+    one, but for ``max_pending_bytes_per_client`` and ``max_subscriptions_per_client`` each of their addresses
+    is a client, of IPv6 each network of 64 bits.
 
     Attributes:
         max_message_bytes: Size of the largest envelope (value, key and headers) that a client may publish by
@@ -65,6 +66,7 @@ class Limits(ServerLimits):
             PublishAsync waits, and other requests are refused with RESOURCE_EXHAUSTED. A larger request is
             served if nothing else of the client is pending. All publishers on NATS to streams that check
             offsets count as one client; above the limit, their messages are refused. Default 128 MiB.
+        max_pending_bytes: The same, of all clients together, without those publishers. Default 512 MiB.
         max_subscriptions_per_client: Open subscriptions of a client at this gateway. Further ones are refused
             with RESOURCE_EXHAUSTED. They are calls too, so ``max_calls_per_client`` bounds them as well.
             Default 7,500.
@@ -102,6 +104,7 @@ class Limits(ServerLimits):
     max_partitions_per_client: int = bounded(50_000)
     max_cursors_per_client: int = bounded(100_000)
     max_pending_bytes_per_client: int = bounded(128 << 20)
+    max_pending_bytes: int = bounded(512 << 20)
     max_subscriptions_per_client: int = bounded(7_500)
     max_metric_labels: int = bounded(1_000, least=0)
     max_http_connections: int = bounded(100)

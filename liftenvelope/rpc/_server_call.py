@@ -39,6 +39,7 @@ class ServerCall(Incoming):
         timeout: Seconds from the start of the call to the client's deadline; None for no limit.
         peer_certificate: Client certificate as returned by ``ssl.SSLSocket.getpeercert``; None if the client
             sent none.
+        client: Client of the connection, as from :func:`~liftenvelope.rpc.places.client_of`.
         trailing_metadata: Metadata to send with the status.
     """
 
@@ -47,12 +48,14 @@ class ServerCall(Incoming):
         link: TransportLink[ServerConnection],
         event: CallStarted,
         peer_certificate: Mapping[str, Any] | None,
+        client: str = "",
     ) -> None:
         super().__init__(Flow(link, event.call_id))
         self.method = event.method
         self.metadata = event.metadata
         self.timeout = event.timeout
         self.peer_certificate = peer_certificate
+        self.client = client
         self.trailing_metadata: Metadata = ()
         self._link = link
 

@@ -202,7 +202,7 @@ class _ServerLink(TransportLink[ServerConnection]):
         self._server.calls += 1
         self._server.calls_of[self.client] += 1
         handler = self._server.handlers.get(event.method)
-        call = ServerCall(self, event, self.peer_certificate)
+        call = ServerCall(self, event, self.peer_certificate, self.client)
         # Unknown methods get a flow too: the messages received for them are dropped with it.
         self.flows[call_id] = call.flow
         served = _not_implemented(call) if handler is None else handler(call)

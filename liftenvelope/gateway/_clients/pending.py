@@ -3,15 +3,17 @@
 A request is pending from the time it is read until it is answered. A published message is pending until
 JetStream has acked it, even if the client asked for no ack.
 
-Invariant: ``_Client.held`` is the sum of the sizes of all :class:`Held` of that client. Calls of PublishAsync
-that wait for room get it in the order of their waiting. While one waits, no other request gets room, or small
-requests could starve a large one.
+Room is needed in two budgets: that of the client, then that of all clients. Invariant: ``_Budget.held`` is
+the sum of the sizes of all :class:`Held` of that budget, and of the requests that wait for the second one.
+Calls of PublishAsync that wait for room get it in the order of their waiting. While one waits, no other
+request gets room, or small requests could starve a large one.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakValueDictionary
@@ -23,8 +25,8 @@ __all__ = ["Held", "PendingBytes"]
 
 
 @dataclass(slots=True, weakref_slot=True)
-class _Client:
-    """Usage of one client.
+class _Budget:
+    """Usage of one client, or of all clients.
 
     Attributes:
         most: Most bytes that may be pending.
@@ -75,14 +77,16 @@ class Held:
 
     Args:
         client: Usage of the client.
+        everyone: Usage of all clients.
         size: Bytes that were taken.
 
     Attributes:
         size: Bytes that are held.
     """
 
-    def __init__(self, client: _Client, size: int = 0) -> None:
+    def __init__(self, client: _Budget, everyone: _Budget, size: int = 0) -> None:
         self._client = client
+        self._everyone = everyone
         self._kept = False
         self.size = size
 
@@ -90,23 +94,32 @@ class Held:
         """Hold more bytes if there is room; return whether there is."""
         if not self._client.take(size):
             return False
+        if not self._everyone.take(size):
+            self._client.give_back(size)
+            return False
         self.size += size
         return True
 
     async def add(self, size: int) -> None:
         """Hold more bytes; wait until there is room."""
         await self._client.wait(size)
+        try:
+            await self._everyone.wait(size)
+        except asyncio.CancelledError:
+            self._client.give_back(size)
+            raise
         self.size += size
 
     def shrink(self, size: int) -> None:
         """Give back all but ``size`` bytes."""
         excess, self.size = self.size - size, size
         self._client.give_back(excess)
+        self._everyone.give_back(excess)
 
     def split(self, size: int) -> Held:
         """Move bytes to a new object."""
         self.size -= size
-        return Held(self._client, size)
+        return Held(self._client, self._everyone, size)
 
     def keep_until(self, future: asyncio.Future[Any]) -> None:
         """Hold the bytes until a future is done, also after the ``with`` block."""
@@ -128,25 +141,32 @@ class PendingBytes:
 
     Args:
         most: Most bytes of one client.
+        in_all: Most bytes of all clients.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, in_all: int) -> None:
         self._most = most
+        self._everyone = _Budget(in_all)
         # An entry lives as long as the client holds or waits for bytes.
-        self._clients: WeakValueDictionary[str, _Client] = WeakValueDictionary()
+        self._clients: WeakValueDictionary[Hashable, _Budget] = WeakValueDictionary()
 
-    def of(self, client: str) -> Held:
+    def of(self, client: Hashable) -> Held:
         """Return an object that holds no bytes of a client yet."""
         found = self._clients.get(client)
         if found is None:
-            found = self._clients[client] = _Client(self._most)
-        return Held(found)
+            found = self._clients[client] = _Budget(self._most)
+        return Held(found, self._everyone)
 
     def __len__(self) -> int:
         """Number of clients that hold or wait for bytes."""
         return len(self._clients)
 
-    def used(self, client: str) -> int:
+    @property
+    def in_all(self) -> int:
+        """Bytes that all clients have pending."""
+        return self._everyone.held
+
+    def used(self, client: Hashable) -> int:
         """Return the bytes that a client has pending."""
         found = self._clients.get(client)
         return 0 if found is None else found.held

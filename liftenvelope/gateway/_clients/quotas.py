@@ -1,15 +1,18 @@
 """Quotas on the streams, partitions, cursors, subscriptions and pending bytes of a client.
 
-A client is identified by the common name of its certificate. All clients without a certificate count as one
-client, because nothing distinguishes them. A stream's record names its creator, so every gateway counts the
-same streams, even after a restart. Subscriptions, pending bytes and the cursors that a client has made since
-the start are counted per gateway.
+A client is identified by the common name of its certificate. A stream's record names its creator, so every
+gateway counts the same streams, even after a restart. Subscriptions, pending bytes and the cursors that a
+client has made since the start are counted per gateway.
+
+For streams, partitions and cursors, all clients without a certificate count as one, because nothing lasting
+distinguishes them. For subscriptions and pending bytes, they are told apart by their addresses, as for calls,
+so that one of them can't keep the others out.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from liftenvelope._checks import RESERVED
 from liftenvelope.gateway._clients.authorization import client_name
@@ -27,6 +30,16 @@ if TYPE_CHECKING:
 __all__ = ["Quotas"]
 
 
+class _Client(NamedTuple):
+    """Client of a call: its name or, without one, its address; see ``rpc.places.client_of``."""
+
+    name: str
+    address: str
+
+
+_EVERYONE: Final = _Client("", "")
+
+
 class Quotas:
     """Counts what clients hold and enforces their limits.
 
@@ -36,11 +49,12 @@ class Quotas:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._subscriptions: Counter[str] = Counter()
+        self._subscriptions: Counter[_Client] = Counter()
         # By client: hashes of the keys of new cursors. A key set twice, as after a timeout, counts once.
         self._cursors: dict[str, set[int]] = {}
-        self._pending = PendingBytes(limits.max_pending_bytes_per_client)
-        self._pending_on_nats = PendingBytes(limits.max_pending_bytes_per_client)
+        most = limits.max_pending_bytes_per_client
+        self._pending = PendingBytes(most, limits.max_pending_bytes)
+        self._pending_on_nats = PendingBytes(most, most)
 
     def check_stream(
         self, registry: StreamRegistry, record: StreamRecord, making: Iterable[StreamRecord] = ()
@@ -74,7 +88,7 @@ class Quotas:
 
     def pending(self, call: ServerCall) -> Held:
         """Return the pending bytes of a call that waits for room instead of being refused."""
-        return self._pending.of(client_name(call.peer_certificate))
+        return self._pending.of(_client_of(call))
 
     def pending_on_nats(self) -> Held:
         """Return pending bytes of the publishers on NATS, which count as one client."""
@@ -95,9 +109,13 @@ class Quotas:
         """
         held = self.pending(call)
         if not held.add_now(size):
-            client, most = client_name(call.peer_certificate), self._limits.max_pending_bytes_per_client
-            text = f"{self._pending.used(client)} bytes of requests pending, and {size} more asked for"
-            error = _exhausted(client, text, "max_pending_bytes_per_client", most)
+            client, most = _client_of(call), self._limits.max_pending_bytes_per_client
+            used, limit = self._pending.used(client), "max_pending_bytes_per_client"
+            if used + size <= most and self._pending.in_all + size > self._limits.max_pending_bytes:
+                used, limit, most = self._pending.in_all, "max_pending_bytes", self._limits.max_pending_bytes
+                client = _EVERYONE
+            text = f"{used} bytes of requests pending, and {size} more asked for"
+            error = _exhausted(client, text, limit, most)
             raise RpcError(error.code, f"{error.description}: wait for answers before sending more")
         return held
 
@@ -131,7 +149,7 @@ class Quotas:
         """
 
         async def serve(call: ServerCall) -> None:
-            client = client_name(call.peer_certificate)
+            client = _client_of(call)
             count, most = self._subscriptions[client], self._limits.max_subscriptions_per_client
             if count >= most:
                 text = f"{count} subscriptions at this gateway"
@@ -147,8 +165,15 @@ class Quotas:
         return serve
 
 
-def _exhausted(client: str, text: str, limit: str, most: int) -> RpcError:
-    who = f"client {client!r}" if client else "clients without a certificate"
+def _client_of(call: ServerCall) -> _Client:
+    name = client_name(call.peer_certificate)
+    return _Client(name, "" if name else call.client)
+
+
+def _exhausted(client: str | _Client, text: str, limit: str, most: int) -> RpcError:
+    name, address = client if isinstance(client, _Client) else (client, "")
+    who = f"client {name!r}" if name else "clients without a certificate"
+    who = "all clients" if client == _EVERYONE else f"{who} at {address}" if address else who
     return RpcError(
         StatusCode.RESOURCE_EXHAUSTED, f"quota of {who} used up: {text} (limit {limit} is {most})"
     )

@@ -317,7 +317,7 @@ async def test_a_start_that_is_cancelled(nc: NatsClient, name: str, monkeypatch:
     inside = asyncio.Event()
     async with JetStream(nc) as js:
         before = set(nc._subs)
-        held = PendingBytes(1).of("")
+        held = PendingBytes(1, 1).of("")
         intake = CheckedIntake(js, record, 0, inboxes=AckInboxes(["_INBOX."]), held=held, on_error=print)
         with monkeypatch.context() as faked:
             faked.setattr(nc, "subscribe", partial(_slowly, nc.subscribe, inside))

@@ -954,12 +954,12 @@ class Busy:
 
 
 @asynccontextmanager
-async def busy(place: Place, limit: int) -> AsyncIterator[Busy]:
+async def busy(place: Place, limit: int, **limits: Any) -> AsyncIterator[Busy]:
     nc = await connect(place.nats.url)
     tls, other_tls = place.client_tls(place.name), place.client_tls(f"{place.name}-other")
     options = {"ack_timeout": 2 * PATIENCE}
     async with (
-        place.gateway(tls=True, options=options, max_pending_bytes_per_client=limit) as gateway,
+        place.gateway(tls=True, options=options, max_pending_bytes_per_client=limit, **limits) as gateway,
         await Channel.connect(gateway.address, tls=tls) as channel,
         await Channel.connect(gateway.address, tls=other_tls) as other,
     ):
@@ -997,6 +997,67 @@ async def pending_bytes_of_a_client(place: Place) -> None:
         assert await code(gateway.other, "FetchMetadata", metadata) == StatusCode.OK
         await gateway.let_go()
         await gateway.until_room(1_001)
+
+
+@case("max_pending_bytes")
+async def pending_bytes_of_all_clients(place: Place) -> None:
+    async with busy(place, limit=10_000, max_pending_bytes=12_000) as gateway:
+        await gateway.hold(9_000)
+        assert await gateway.publish(gateway.other, 3_000) == (StatusCode.OK, "")
+        assert await gateway.publish(gateway.other, 3_001) == (
+            EXHAUSTED,
+            "quota of all clients used up: 9000 bytes of requests pending, and 3001 more asked for "
+            "(limit max_pending_bytes is 12000): wait for answers before sending more",
+        )
+
+
+@asynccontextmanager
+async def relay_from(address: str, to: str) -> AsyncIterator[str]:
+    """A relay that connects to a server from that address; its own address."""
+    host, _, port = to.rpartition(":")
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        onward = await asyncio.open_connection(host, int(port), local_addr=(address, 0))
+        await asyncio.gather(pump(reader, onward[1]), pump(onward[0], writer))
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_clients_at_two_addresses_have_quotas_of_their_own(
+    own_nats: NatsServer, ca: trustme.CA, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = Place(own_nats, name, ca, caplog)
+    lease = {"broker_ttl": 60.0}  # so that the subscriptions do not end
+    request = api_pb2.SubscribeRequest(stream=name).SerializeToString()
+    limits: dict[str, Any] = {"max_subscriptions_per_client": 1, "max_pending_bytes_per_client": 10_000}
+    async with (
+        place.gateway(options=lease, **limits) as gateway,
+        relay_from("127.0.0.2", gateway.address) as address,
+        await Channel.connect(gateway.address) as one,
+        await Channel.connect(address) as other,
+    ):
+        await liftenvelope_stream(one, name)
+        calls = [channel.server_stream(API + "Subscribe", request) for channel in (one, other)]
+        for call in calls:
+            assert await anext(call) == b""
+        with pytest.raises(RpcError, match=r"certificate at 127\.0\.0\.2 used up: 1 subscriptions"):
+            await anext(other.server_stream(API + "Subscribe", request))
+        assert gateway._running is not None
+        held = gateway._running.core.quotas._pending.of(("", "127.0.0.1"))
+        assert held.add_now(10_000)
+        publish = request_of(api_pb2.PublishRequest, 1_000, stream=name)
+        assert (await outcome(one, "Publish", publish))[0] == EXHAUSTED
+        assert await outcome(other, "Publish", publish) == (StatusCode.OK, "")
+        held.shrink(0)
+        for call in calls:
+            call.cancel()
 
 
 async def test_publish_async_waits_at_the_quota_of_pending_bytes(

@@ -15,7 +15,7 @@ async def waiting(held: Held, size: int) -> asyncio.Task[None]:
 
 
 def test_limit_is_exact_and_of_each_client() -> None:
-    pending = PendingBytes(100)
+    pending = PendingBytes(100, 1_000)
     one, other = pending.of("one"), pending.of("other")
     assert one.add_now(99)
     assert one.add_now(1)
@@ -24,8 +24,43 @@ def test_limit_is_exact_and_of_each_client() -> None:
     assert (pending.used("one"), pending.used("other"), pending.used("nobody")) == (100, 100, 0)
 
 
+def test_all_clients_together_have_a_limit() -> None:
+    pending = PendingBytes(100, 150)
+    one, other = pending.of("one"), pending.of("other")
+    assert one.add_now(100)
+    assert not other.add_now(51)
+    assert pending.used("other") == 0
+    assert other.add_now(50)
+    assert pending.in_all == 150
+    one.shrink(0)
+    assert pending.of("third").add_now(100)
+    assert pending.in_all == 150
+
+
+async def test_room_among_all_clients_is_given_in_the_order_of_waiting() -> None:
+    pending = PendingBytes(100, 150)
+    one, other = pending.of("one"), pending.of("other")
+    one.add_now(100)
+    other.add_now(50)
+    third = await waiting(pending.of("third"), 60)
+    fourth = await waiting(pending.of("fourth"), 10)
+    assert pending.used("third") == 60
+    other.shrink(0)
+    await asyncio.sleep(0)
+    assert not third.done()
+    assert not fourth.done()
+    assert not pending.of("fifth").add_now(1)
+    fourth.cancel()
+    await asyncio.gather(fourth, return_exceptions=True)
+    assert pending.used("fourth") == 0
+    one.shrink(0)
+    await third
+    assert pending.in_all == 60
+    assert pending.of("fifth").add_now(90)
+
+
 def test_larger_request_fits_alone() -> None:
-    pending = PendingBytes(100)
+    pending = PendingBytes(100, 1_000)
     with pending.of("one") as large:
         assert large.add_now(101)
         assert not pending.of("one").add_now(1)
@@ -35,7 +70,7 @@ def test_larger_request_fits_alone() -> None:
 
 
 def test_leaving_gives_back_what_is_held() -> None:
-    pending = PendingBytes(100)
+    pending = PendingBytes(100, 1_000)
     with pending.of("one") as held:
         held.add_now(80)
         held.shrink(30)
@@ -45,7 +80,7 @@ def test_leaving_gives_back_what_is_held() -> None:
 
 
 async def test_bytes_are_kept_until_a_future_is_done() -> None:
-    pending = PendingBytes(100)
+    pending = PendingBytes(100, 1_000)
     for is_cancelled in (False, True):
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with pending.of("one") as held:
@@ -61,7 +96,7 @@ async def test_bytes_are_kept_until_a_future_is_done() -> None:
 
 
 async def test_room_is_given_in_the_order_of_waiting() -> None:
-    pending = PendingBytes(100)
+    pending = PendingBytes(100, 1_000)
     held = pending.of("one")
     held.add_now(100)
     large, small = await waiting(pending.of("one"), 60), await waiting(pending.of("one"), 1)
@@ -77,7 +112,7 @@ async def test_room_is_given_in_the_order_of_waiting() -> None:
 
 
 async def test_cancelled_request_takes_no_room() -> None:
-    pending = PendingBytes(100)
+    pending = PendingBytes(100, 1_000)
     held = pending.of("one")
     held.add_now(100)
     first, second = await waiting(pending.of("one"), 100), await waiting(pending.of("one"), 100)
@@ -89,7 +124,7 @@ async def test_cancelled_request_takes_no_room() -> None:
 
 
 async def test_request_cancelled_after_it_got_room_gives_it_back() -> None:
-    pending = PendingBytes(100)
+    pending = PendingBytes(100, 1_000)
     held = pending.of("one")
     held.add_now(100)
     first, second = await waiting(pending.of("one"), 100), await waiting(pending.of("one"), 100)
@@ -101,7 +136,7 @@ async def test_request_cancelled_after_it_got_room_gives_it_back() -> None:
 
 
 def test_clients_without_pending_bytes_are_forgotten() -> None:
-    pending = PendingBytes(100)
+    pending = PendingBytes(100, 1_000)
     for number in range(1_000):
         with pending.of(f"client {number}") as held:
             assert held.add_now(1)
