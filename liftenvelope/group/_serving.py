@@ -31,6 +31,7 @@ from liftenvelope.group.errors import (
 from liftenvelope.group.names import ANY, METHODS, controller_subject
 from liftenvelope.group.state import DEFAULT_SESSION_TIMEOUT, GroupState, TopicSpec
 from liftenvelope.group.wire import (
+    AROUND,
     error_message,
     group_message,
     offset_messages,
@@ -59,8 +60,6 @@ _START_WAIT: Final = 10.0
 _LONGEST_WAIT: Final = 5.0
 #: Most requests in progress. Further requests are told to retry.
 _MOST_AT_ONCE: Final = 10_000
-#: Most bytes around a message in a list of messages.
-_AROUND: Final = 6
 
 
 class GroupService:
@@ -360,11 +359,11 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
 
 def _fitting(groups: list[pb.Group], most: int) -> list[pb.Group]:
     """Return groups for one answer of at most ``most`` bytes; those without room have an error instead."""
-    if sum(one.ByteSize() + _AROUND for one in groups) <= most:
+    if sum(one.ByteSize() + AROUND for one in groups) <= most:
         return groups
     text = "the list has no room for the group: ask for it by name"
     brief = [pb.Group(name=one.name, error=error_message(GroupLimitError(text))) for one in groups]
-    room = most - sum(one.ByteSize() + _AROUND for one in brief)
+    room = most - sum(one.ByteSize() + AROUND for one in brief)
     fitting = []
     for one, instead in zip(groups, brief, strict=True):
         more = one.ByteSize() - instead.ByteSize()

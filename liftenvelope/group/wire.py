@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -16,6 +16,7 @@ from liftenvelope.group.membership import Commit, Registered, Registration
 from liftenvelope.group.state import MAX_PARTITIONS, GroupState, MemberState, Phase, Place, TopicSpec
 
 __all__ = [
+    "AROUND",
     "commit_messages",
     "decode_group",
     "decode_offsets",
@@ -25,6 +26,7 @@ __all__ = [
     "error_message",
     "group_message",
     "offset_messages",
+    "portions",
     "raise_for",
     "read_commits",
     "read_created",
@@ -35,6 +37,8 @@ __all__ = [
     "topic_messages",
 ]
 
+#: Most bytes around a message in a list of messages.
+AROUND: Final = 6
 _MS: Final = 1_000
 _NOTHING: Final[Mapping[TopicPartition, int]] = {}
 #: Most lists of topics that are kept after decoding. The largest one takes about 2 MB.
@@ -138,6 +142,21 @@ def commit_messages(commits: Iterable[Commit]) -> list[pb.PartitionOffset]:
         )
         for one in commits
     ]
+
+
+def portions(offsets: Iterable[pb.PartitionOffset], most: int) -> Iterator[list[pb.PartitionOffset]]:
+    """Divide offsets into lists that take at most so many bytes in a request; a larger offset is alone."""
+    portion: list[pb.PartitionOffset] = []
+    size = 0
+    for one in offsets:
+        more = one.ByteSize() + AROUND
+        if portion and size + more > most:
+            yield portion
+            portion, size = [], 0
+        portion.append(one)
+        size += more
+    if portion:
+        yield portion
 
 
 def read_commits(offsets: Iterable[pb.PartitionOffset]) -> list[Commit]:

@@ -31,8 +31,8 @@ from liftenvelope.group.errors import (
 from liftenvelope.group.events import ControllerLost, GroupEventHandler, MemberFenced
 from liftenvelope.group.names import changed_subject
 from liftenvelope.group.state import DEFAULT_SESSION_TIMEOUT, Phase, TopicSpec
-from liftenvelope.group.wire import commit_messages, read_created, read_offsets, topic_messages
-from liftenvelope.nats.link import Link, last_error_of
+from liftenvelope.group.wire import commit_messages, portions, read_created, read_offsets, topic_messages
+from liftenvelope.nats.link import Link, last_error_of, max_payload_of
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -303,21 +303,27 @@ class GroupMember:
     async def commit(
         self, generation: int, commits: Iterable[Commit], timeout: float
     ) -> dict[TopicPartition, int | GroupError]:
-        """Commit the offsets to read next.
+        """Commit the offsets to read next: in several requests if one message has no room for all.
 
         Raises:
             MemberFencedError: The generation has ended for this member.
-            GroupError, CallTimeoutError, TransportError: The offsets could not be stored.
+            GroupError, CallTimeoutError, TransportError: Not all offsets could be stored. Committing those
+                again that were stored changes nothing.
         """
-        request = pb.CommitRequest(
-            group=self._group,
-            consumer_id=self._consumer_id,
-            client_id=self._client_id,
-            generation=generation,
-            offsets=commit_messages(commits),
-        )
-        answer = await self._calls.controller(self._group, "Commit", request, pb.CommitResponse, timeout)
-        return read_offsets(answer.offsets)
+        deadline, outcome = Deadline(timeout), dict[TopicPartition, int | GroupError]()
+        # The other half of a message is for the names in the request, and for errors in the answer.
+        for offsets in portions(commit_messages(commits), max_payload_of(self._nc) // 2):
+            request = pb.CommitRequest(
+                group=self._group,
+                consumer_id=self._consumer_id,
+                client_id=self._client_id,
+                generation=generation,
+                offsets=offsets,
+            )
+            left = deadline.left
+            answer = await self._calls.controller(self._group, "Commit", request, pb.CommitResponse, left)
+            outcome |= read_offsets(answer.offsets)
+        return outcome
 
     async def confirm(self) -> bool:
         """Ask the group now whether this member keeps its partitions. During a rebalance it does not.
