@@ -339,8 +339,10 @@ class Directory:
     async def adopt_orphans(self) -> None:
         """Take over the groups whose controllers are gone and that fall to this coordinator.
 
+        A group that can't be loaded, for example for a damaged offset key, is left out until a call needs it.
+
         Raises:
-            GroupUnavailableError: The bucket could not be read.
+            GroupUnavailableError: The bucket could not be read, or not all groups could be taken over.
         """
         orphans = []
         for state in _readable(await self._store.all(KIND), self._id):
@@ -359,6 +361,10 @@ class Directory:
             await self.host(name)
         except (NotControllerError, UnknownGroupError):
             return  # another coordinator was faster
+        except GroupError as exc:
+            if exc.retriable:
+                raise
+            _left_out(self._id, token_of(name), exc)
 
     def restart(self) -> None:
         """Restart the session timeout of every member of every group."""
@@ -386,9 +392,13 @@ def _readable(entries: Mapping[str, BucketEntry], coordinator_id: str) -> list[G
         try:
             states.append(decode_group(entry.value))
         except CoordinatorDefectError as exc:
-            fault = {"coordinator_id": coordinator_id, "key": f"{KIND}.{token}", "error": str(exc)}
-            log.error("coordinator %(coordinator_id)s: left out %(key)s: %(error)s", fault, extra=fault)
+            _left_out(coordinator_id, token, exc)
     return states
+
+
+def _left_out(coordinator_id: str, token: str, error: GroupError) -> None:
+    fault = {"coordinator_id": coordinator_id, "key": f"{KIND}.{token}", "error": str(error)}
+    log.error("coordinator %(coordinator_id)s: left out %(key)s: %(error)s", fault, extra=fault)
 
 
 async def _result_of(task: asyncio.Task[_T]) -> _T:

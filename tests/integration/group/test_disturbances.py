@@ -12,6 +12,7 @@ from nats.aio.client import Client
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope.errors import CallTimeoutError, LiftEnvelopeError, ResourcesExceededError
 from liftenvelope.group import (
+    CoordinatorDefectError,
     GroupClient,
     GroupConsumer,
     GroupEvent,
@@ -26,6 +27,8 @@ from liftenvelope.group import (
 from liftenvelope.group._member.reader import Outage
 from liftenvelope.group._serving import _fitting
 from liftenvelope.group.assignors import sticky
+from liftenvelope.group.membership import Registration
+from liftenvelope.group.state import TopicSpec
 from liftenvelope.jetstream import ConsumerConfig, JetStream, StreamConfig
 from liftenvelope.testing import NatsServer, run_nats_server
 from tests.integration.conftest import connect
@@ -61,6 +64,23 @@ async def test_answer_that_is_too_large_for_a_message_is_told(name: str) -> None
                 GroupLimitError, match=r"answer to RegisterConsumer has .* at most 16384: raise"
             ):
                 await consumer.open()
+        await nc.close()
+
+
+async def test_commit_with_no_room_in_one_message_is_sent_in_several(name: str) -> None:
+    with run_nats_server(jetstream=True, config={"max_payload": 16_384}) as server:
+        nc = await connect(server.url)
+        async with coordinator(nc, lease=LONG) as running:
+            play = await Play(nc, name, partitions=74, session=LONG).create()
+            # Answers have room for the partitions before their first commit, and no room after it.
+            play.topic = JetStreamTopic.of_stream(name, play.subjects, name="x" * 200)
+            await play.publish(296)
+            async with play.consumer("m", auto_commit_interval=None) as consumer:
+                await take(consumer, 296)
+                await consumer.commit()
+                host = await running.directory.host(name)
+                committed = await host.run(lambda group, _: group.committed())
+                assert list(committed.values()) == [296 - 73 + number for number in range(74)]
         await nc.close()
 
 
@@ -254,6 +274,27 @@ async def test_record_that_cannot_be_read_hides_no_other_group(
         await eventually(lambda: "left out group.damaged" in caplog.text)
         assert [group.name for group in (await client.list_groups()).groups] == ["g"]
         assert two.has_lease
+
+
+async def test_group_with_a_damaged_offset_key_is_not_taken_over_again_and_again(
+    nc: Client, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = GroupClient(nc, prefix=name, timeout=PATIENCE)
+    one = coordinator(nc, bucket=name, prefix=name)
+    async with one:
+        await client.create_group("g", topics=[JetStreamTopic.of_streams("t", ["none"])])
+        await client.create_group("sound")
+        registration = Registration(consumer_id="a", client_id="1", topics=(TopicSpec("t", 1),))
+        for group in ("g", "sound"):
+            host = await one.directory.host(group)
+            await host.run(lambda state, now: state.register(registration, now))
+    await nc.request(f"$KV.{name}.offsets.g.0", b"\xff\xff", timeout=PATIENCE)
+    async with coordinator(nc, bucket=name, prefix=name) as two:
+        await eventually(lambda: "left out group.g: can't decode a group's offsets" in caplog.text)
+        await eventually(lambda: two.groups == ("sound",))
+        await two.directory.adopt_orphans()  # raises nothing, so nothing is tried again
+        with pytest.raises(CoordinatorDefectError, match="can't decode a group's offsets"):
+            await two.directory.host("g")
 
 
 async def test_coordinator_tells_why_its_lease_has_expired(
