@@ -244,7 +244,8 @@ class Consumer:
             max_messages: Maximum number of messages.
             expires: Seconds to wait for the messages. Default 30.
             idle_heartbeat: Seconds between heartbeats of the server: 0.5 to 30, at most half of ``expires``.
-                Default: no heartbeats if ``expires`` is at most 30, otherwise half of ``expires``.
+                Default: 5 for a pull of at least 10 s, otherwise none. A pull lasts for ``expires``, or less
+                to keep a pin or by the consumer's ``max_expires``.
             group: Options for the consumer's priority group.
 
         Returns:
@@ -259,7 +260,8 @@ class Consumer:
             JetStreamError: The server refused the pull.
             ConnectionClosedError: The connection is closed or draining.
             TransportError: The connection was still down after ``expires`` seconds.
-            CallTimeoutError: The server missed two heartbeats, or did not report the end of the pull.
+            CallTimeoutError: The server missed two heartbeats, as it does for a pull beyond the consumer's
+                ``max_waiting``; or it did not report the end of the pull.
         """
         as_count("max_messages", max_messages, 1)
         as_seconds("expires", expires)

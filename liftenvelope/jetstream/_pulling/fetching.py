@@ -173,6 +173,7 @@ class _Fetch:
     _again = False
     _sent_at = 0.0
     _retry: asyncio.TimerHandle | None = None
+    _listening: asyncio.TimerHandle | None = None
     _look_up: asyncio.Task[None] | None = None
     _pin_id: str | None = None
     #: True once the server has ended the pull: nothing more arrives at the inbox.
@@ -222,14 +223,17 @@ class _Fetch:
             return
         self._timer = self._loop.call_at(self._deadline, self._time_is_up)
         watching = None
-        if self._plan.limits.idle_heartbeat:
-            watching = self._loop.create_task(self._watch_heartbeats())
+        if beat := self._plan.limits.idle_heartbeat:
+            due = self._loop.time() + beat / 2
+            self._listening = self._loop.call_at(due, self._listen, due)
         elif not self._plan.limits.expires:
             watching = self._loop.create_task(self._watch_unacked())
         try:
             await self._done
         finally:
             self._timer.cancel()
+            if self._listening is not None:
+                self._listening.cancel()
             if watching is not None:
                 watching.cancel()
 
@@ -255,21 +259,22 @@ class _Fetch:
         """Return the server's report that this connection may not pull, as the end of an error text."""
         return Link(self._nc).refusal(self._source.pull_subject, since=self._before)
 
-    async def _watch_heartbeats(self) -> None:
-        beat = self._plan.limits.idle_heartbeat
-        while True:
-            due = self._loop.time() + beat / 2
-            await asyncio.sleep(beat / 2)
-            for _ in range(TURNS if self._loop.time() - due > LATE else 0):
-                await asyncio.sleep(0)  # data received while the loop was blocked is not read yet
-            if self._look_up is not None and not self._look_up.done():
-                continue  # no pull is open
-            silent = self._loop.time() - self._heard
-            if self._nc.is_connected and silent >= 2 * beat:
-                self._finish(
-                    CallTimeoutError(f"the server has been silent for {silent:.1f} s{self._refusal()}")
-                )
-                return
+    def _listen(self, due: float, turns: int = 0) -> None:
+        """End the fetch if two heartbeats are missed; called twice per heartbeat.
+
+        A timer and no task: it costs little if the messages come at once, as they do for most fetches.
+        """
+        now, beat = self._loop.time(), self._plan.limits.idle_heartbeat
+        if now - due > LATE and turns < TURNS:  # data received while the loop was blocked is not read yet
+            self._listening = self._loop.call_at(now, self._listen, due, turns + 1)
+            return
+        silent = now - self._heard
+        has_pull = self._look_up is None or self._look_up.done()
+        if has_pull and self._nc.is_connected and silent >= 2 * beat:
+            text = f"the server has been silent for {silent:.1f} s, or dropped the pull beyond max_waiting"
+            self._finish(CallTimeoutError(text + self._refusal()))
+        else:
+            self._listening = self._loop.call_at(now + beat / 2, self._listen, now + beat / 2)
 
     async def _watch_unacked(self) -> None:
         """End a pull that does not wait, if the consumer gives no message out before one has its ack.

@@ -25,6 +25,10 @@ _SHORTEST_EXPIRES: Final = 1.0
 _EXPIRES: Final = 30.0
 #: Without acks a message that a drain misses is lost, so pulls must expire before a drain stops waiting.
 _EXPIRES_WITHOUT_ACKS: Final = 4.0
+#: Seconds from which on a pull of a fetch has heartbeats by default, and seconds between them, as in nats.go.
+#: ADR-37 requires them above 30 s.
+_BEATS_FROM: Final = 10.0
+_FETCH_BEAT: Final = 5.0
 _SHORTEST_BEAT: Final = 0.5
 _LONGEST_BEAT: Final = 30.0
 #: The server's default priority timeout, in seconds, for configurations without one.
@@ -215,11 +219,11 @@ def fetch_plan(
     if expires is None:
         fields["no_wait"] = True
     else:
-        if as_seconds("expires", expires) > _LONGEST_BEAT and idle_heartbeat is None:
-            beat = min(expires / 2, _LONGEST_BEAT)
-        elif idle_heartbeat is not None:
-            beat = _beat_of(idle_heartbeat, expires)
-        expires = min(expires, keep_pin or math.inf, config.max_expires or math.inf)
+        if idle_heartbeat is not None:
+            beat = _beat_of(idle_heartbeat, as_seconds("expires", expires))
+        expires = min(as_seconds("expires", expires), keep_pin or math.inf, config.max_expires or math.inf)
+        if idle_heartbeat is None and expires >= _BEATS_FROM:
+            beat = _FETCH_BEAT
         beat = min(beat, expires / 2)
         fields |= _times(expires, beat)
     limits = PullLimits(limit, 1, in_bytes, expires or 0.0, beat, pinned=bool(keep_pin))

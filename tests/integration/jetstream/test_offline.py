@@ -86,6 +86,19 @@ class TestPulls:
         await until_no_pulls(Consumer(bench.api, consumer.cached_info))
 
 
+async def test_fetch_and_next_notice_a_silent_server_long_before_their_end(far: Far) -> None:
+    consumer = await far.bench.consumer()
+    await consumer.fetch_no_wait(1)
+    far.proxy.stall()
+    async with asyncio.timeout(60):
+        fetch, following = await asyncio.gather(
+            consumer.fetch(1, expires=3600), consumer.next(timeout=3600), return_exceptions=True
+        )
+    for error in (fetch, following):
+        assert isinstance(error, CallTimeoutError)
+        assert "has been silent for 1" in str(error)
+
+
 async def read_again(consumer: Consumer, wanted: set[bytes]) -> None:
     """Read until everything is there: what was on its way to a fetch that gave up comes after ack_wait."""
     while wanted:

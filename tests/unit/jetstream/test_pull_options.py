@@ -81,6 +81,19 @@ def test_heartbeats_of_fetches(
     assert again["expires"] <= first["expires"]
 
 
+@pytest.mark.parametrize(
+    ("expires", "max_expires", "beat"),
+    [(9.9, None, None), (10, None, 5), (30, None, 5), (3600, None, 5), (30, 10, 5), (30, 9, None)],
+)
+def test_pull_of_a_fetch_has_heartbeats_from_10_seconds_on(
+    expires: float, max_expires: float | None, beat: int | None
+) -> None:
+    config = ConsumerConfig(max_expires=max_expires)
+    plan = fetch_plan(config, max_messages=1, max_bytes=None, expires=expires, idle_heartbeat=None)
+    assert pull_of(plan.payload(1, None)).get("idle_heartbeat") == (beat and beat * 10**9)
+    assert plan.limits.idle_heartbeat == (beat or 0)
+
+
 def test_pulls_wait_for_at_most_64_bits_of_nanoseconds() -> None:
     plan = fetch_plan(ConsumerConfig(), max_messages=1, max_bytes=None, expires=1e15, idle_heartbeat=None)
     assert pull_of(plan.payload(1, None))["expires"] == 2**63 - 1
