@@ -21,7 +21,7 @@ from liftenvelope.jetstream._records import read_moment
 from liftenvelope.jetstream.names import check_consumer_name, check_filter, check_stream_name
 from liftenvelope.jetstream.watch import watch_of
 from liftenvelope.nats.link import Link
-from liftenvelope.nats.subscribing import subscribing_on
+from liftenvelope.nats.subscribing import Subscribing
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -336,22 +336,21 @@ class Advisories:
         self.dropped = 0
 
     async def __aenter__(self) -> Self:
-        async with subscribing_on(self._nc):
-            await self._start()
+        async with Subscribing(self._nc, self._subject) as subscribing:
+            await self._start(subscribing)
         return self
 
-    async def _start(self) -> None:
+    async def _start(self, subscribing: Subscribing) -> None:
         if self._subscription is not None or self._ended:
             raise UsageError("Advisories can be entered once, and was entered before: make a new one")
         self._link.check_open()
         self._epoch = self._link.epoch - (not self._link.is_connected)
-        before = self._link.report
         self._subscription = await self._link.subscribe(self._subject, self._take)
         try:
             self._watch.add(self)
             if self._link.is_connected:
                 await self._link.barrier(_BARRIER)  # events from now on are received
-                self._link.check_subscribed(self._subject, before)
+                subscribing.check()
         except BaseException:
             await self.__aexit__()
             raise

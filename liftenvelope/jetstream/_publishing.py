@@ -428,7 +428,8 @@ class Publishing:
         for future, token in self._table.expire(now):
             what = f"the message on {future.subject!r}"
             causes = _CAUSES + self._link.refusal(future.subject, since=future.before)
-            self._fail(future, ack_timeout(what, token, unknown=_UNKNOWN, causes=causes))
+            refused = self._link.refused_publish(future.subject, future.before)
+            self._fail(future, ack_timeout(what, token, unknown=_UNKNOWN, causes=causes, refused=refused))
 
     def _fail(self, future: PublishFuture, error: Exception) -> None:
         if self._waiting:

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, Unpack, ove
 from liftenvelope._checks import as_count, as_integer, as_seconds
 from liftenvelope.correlation import Ended, PendingAcks, PendingStats, Stray
 from liftenvelope.envelope import Ack, AckPolicy, new_message, unmarshal_ack
-from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, TransportError, UsageError
+from liftenvelope.errors import (
+    AckTimeoutError,
+    EnvelopeError,
+    EnvelopeTooLargeError,
+    TransportError,
+    UsageError,
+)
 from liftenvelope.nats._ack_future import AckFuture, EnvelopeOptions, Settled
 from liftenvelope.nats._event_log import log
 from liftenvelope.nats._feed import AckFeed
@@ -22,7 +28,7 @@ from liftenvelope.nats.expiry import ExpiryTimer
 from liftenvelope.nats.link import Link, last_error_of, max_payload_of
 from liftenvelope.nats.receiving import DirectSubscription, deliver_directly, subscribe_direct
 from liftenvelope.nats.subjects import publish_subject
-from liftenvelope.nats.subscribing import subscribing_on
+from liftenvelope.nats.subscribing import Subscribing
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -95,16 +101,15 @@ class AckInbox:
             PermissionDeniedError: The user may not subscribe to the inbox, so no ack would ever arrive.
             UsageError: The inbox was started before.
         """
-        async with subscribing_on(self.nc):
-            await self._start()
+        async with Subscribing(self.nc, self.subject) as subscribing:
+            await self._start(subscribing)
         return self
 
-    async def _start(self) -> None:
+    async def _start(self, subscribing: Subscribing) -> None:
         if self._subscription is not None:
             raise UsageError("the ack inbox was started before: make a new one")
         self._link.check_open()
         self._loop = asyncio.get_running_loop()
-        before = self._link.report
         self._subscription = await subscribe_direct(self.nc, self.subject, self._on_acks, payloads=True)
         deliver_directly(self._subscription.subscription, self._on_ack)  # acks need no order
         self._watcher = self._link.when_ended(self._subscription.subscription, self._on_ended)
@@ -112,7 +117,7 @@ class AckInbox:
         try:
             if self._link.is_connected:  # otherwise the reconnect makes the subscription
                 await self._link.barrier(self.timeout)  # then acks of other connections' publishes arrive
-                self._link.check_subscribed(self.subject, before)
+                subscribing.check()
         except BaseException:
             await self.close()
             raise
@@ -410,16 +415,20 @@ class AckInbox:
         context = entry.context
         if type(context) is tuple:
             batch, index = context
-            subject = batch.subject(index)
-            refusal = self._link.refusal(subject, self.subject, since=batch.before)
-            batch.settle(index, failure_of(entry, subject, True, reason, refusal))
+            batch.settle(index, self._failure(entry, batch.subject(index), True, reason, batch.before))
             self._outbox.release(1)
         elif entry.complete:
             self._settle(context, entry.acks)
         else:
-            refusal = self._link.refusal(context.subject or ">", self.subject, since=context._before)
-            error = failure_of(entry, context.subject, context.sent, reason, refusal)
+            error = self._failure(entry, context.subject, context.sent, reason, context._before)
             self._settle(context, error)
+
+    def _failure(
+        self, entry: Ended, subject: str | None, sent: bool, reason: str | None, before: Exception | None
+    ) -> AckTimeoutError | TransportError:
+        refusal = self._link.refusal(subject or ">", self.subject, since=before)
+        refused = "" if subject is None else self._link.refused_publish(subject, before)
+        return failure_of(entry, subject, sent, reason, refusal, refused)
 
     def _on_ended(self) -> None:
         """Handle a subscription that the connection has ended."""

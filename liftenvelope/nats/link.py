@@ -27,7 +27,7 @@ from nats.aio.transport import TcpTransport
 from nats.protocol.command import sub_cmd
 from nats.protocol.parser import PERMISSIONS_ERR
 
-from liftenvelope.errors import PermissionDeniedError, ServerProtocolError, TransportError
+from liftenvelope.errors import ServerProtocolError, TransportError
 from liftenvelope.nats.subjects import wire_subject
 
 if TYPE_CHECKING:
@@ -200,15 +200,13 @@ class Link:
             return ""
         return f"; the server said: {last}"
 
-    def check_subscribed(self, subject: str, since: Exception | None) -> None:
-        """Raise PermissionDeniedError if the server has refused a subscription. Call it after a barrier.
+    def refused_publish(self, subject: str, since: Exception | None) -> str:
+        """Return the report that the server refused a publish, as :meth:`refusal` does; "" if it did not.
 
-        ``since`` is :attr:`report` before the subscription. A refusal is not noticed if the server reports
-        something else before the barrier, so subscribe within :func:`~.subscribing.subscribing_on`.
+        Such a message is not stored. ``since`` is :attr:`report` before the publish.
         """
-        refusal = "" if self.report is since else self.refusal(subject)
-        if f'subscription to "{subject}"'.lower() in refusal.lower():
-            raise PermissionDeniedError(0, f"can't subscribe to {subject}{refusal}")
+        refusal = self.refusal(subject, since=since)
+        return refusal if f'publish to "{subject.lower()}"' in refusal else ""
 
     def new_inbox(self) -> str:
         """Return a unique inbox subject with the user's inbox prefix."""

@@ -652,3 +652,17 @@ async def _publish_until(
         except LiftEnvelopeError as exc:
             outcomes[number] = exc
     return outcomes
+
+
+async def test_message_that_the_server_refuses_is_not_stored_and_the_error_says_so(name: str) -> None:
+    permissions = {"publish": {"deny": [f"{name}.denied"]}}
+    users = [{"user": "ann", "password": "x", "permissions": permissions}]
+    with run_nats_server(jetstream=True, config={"authorization": {"users": users}}) as server:
+        nc = await connect(server.url, user="ann", password="x")
+        async with JetStream(nc) as js:
+            stream = await js.create_stream(StreamConfig(name=name, subjects=(f"{name}.>",)))
+            with pytest.raises(AckTimeoutError, match=r"not stored; the server said: .*denied") as caught:
+                await js.publish(f"{name}.denied", b"", timeout=0.5)
+            assert not caught.value.sent
+            assert (await stream.info()).state.messages == 0
+        await nc.close()

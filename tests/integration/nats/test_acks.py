@@ -262,6 +262,9 @@ async def test_refused_permission_is_quoted_for_its_own_publish_alone(name: str)
             refused_row = (await batch).failures[0]
             said = f'; the server said: nats: permissions violation for publish to "{name}.denied"'
             assert [said in str(error) for error in (*refused, refused_row)] == [True] * 3
+            published = refused[0], refused_row
+            assert [error.sent for error in published if isinstance(error, AckTimeoutError)] == [False] * 2
+            assert ["may be stored" in str(error) for error in published] == [False] * 2
             others = await asyncio.gather(
                 inbox.publish(f"{name}.silent", b"v"),
                 inbox.expect(),
@@ -298,6 +301,29 @@ async def test_inboxes_that_start_at_once_each_notice_that_they_are_refused() ->
         events = Advisories(nc, prefix="acks").__aenter__()
         outcomes = await asyncio.gather(*starts, events, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [PermissionDeniedError] * 4
+        await nc.close()
+
+
+async def test_refused_inbox_is_noticed_among_other_reports() -> None:
+    """The connection keeps one error: that of the publishes of another task."""
+    permissions = {"subscribe": {"deny": ["acks.>", "_INBOX.>"]}, "publish": {"deny": ["no"]}}
+    users = [{"user": "worker", "password": "s3cret", "permissions": permissions}]
+    with run_nats_server(config={"authorization": {"users": users}}) as server:
+        nc = await connect(server.url, user="worker", password="s3cret")
+
+        async def publish() -> None:
+            while True:
+                await nc.publish("no", b"")
+                await asyncio.sleep(0)
+
+        publishing = asyncio.create_task(publish())
+        await until(lambda: nc.last_error is not None)
+        for starting in (AckInbox(nc, timeout=60).start, Advisories(nc, prefix="acks").__aenter__):
+            with pytest.raises(PermissionDeniedError, match=r"can't subscribe to .*permissions violation"):
+                await starting()
+        publishing.cancel()
+        await until(publishing.done)
+        assert "_process_err" not in vars(nc)  # reports reach nats-py as before
         await nc.close()
 
 
