@@ -84,13 +84,14 @@ from liftenvelope.group.state import (
     check_session_timeout,
     check_topics,
     merged_topics,
+    name_of,
+    offset_error,
 )
 
 __all__ = ["Beat", "Commit", "Group", "Registered", "Registration"]
 
 #: Seconds after which an ephemeral group is deleted that no member has ever joined.
 _UNJOINED: Final = 60.0
-_LARGEST_OFFSET: Final = 2**63 - 1
 
 
 class Group:
@@ -399,9 +400,9 @@ class Group:
         for commit in commits:
             partition = commit.partition
             if partition not in member.assignment:
-                outcome[partition] = NotAssignedError(f"{_text(partition)} is not {consumer_id!r}'s")
-            elif not 0 <= commit.offset <= _LARGEST_OFFSET:
-                outcome[partition] = _offset_error(partition, commit.offset)
+                outcome[partition] = NotAssignedError(f"{name_of(partition)} is not {consumer_id!r}'s")
+            elif (error := offset_error(partition, commit.offset)) is not None:
+                outcome[partition] = error
             else:
                 outcome[partition] = self._commit(commit)
         return outcome
@@ -455,16 +456,15 @@ class Group:
         for partition, offset in offsets.items():
             if not self.state.knows(partition):
                 raise self._unknown(partition)
-            if not 0 <= offset <= _LARGEST_OFFSET:
-                raise _offset_error(partition, offset)
+            if (error := offset_error(partition, offset)) is not None:
+                raise error
         if not offsets:
             return
         self.state.offsets.update(offsets)
         for partition in offsets:
             self.state.created_ns.pop(partition, None)  # whoever rewinds means the stream of today
         self.changed = True
-        assigned = {p for member in self.state.members.values() for p in member.assignment}
-        if touched := assigned & offsets.keys():
+        if touched := self._assigned() & offsets.keys():
             # Until the next assignment, commits of the previous readers must not undo the rewind.
             self.state.rewound |= touched
             self._begin_change()
@@ -485,15 +485,14 @@ class Group:
             self.state.created_ns.pop(partition, None)
         self.changed = True
         if any(name in member.topics for member in self.state.members.values()):
+            # Until the next assignment, commits of their readers must not bring the offsets back.
+            self.state.rewound |= {
+                partition for partition in self._assigned() if not self.state.knows(partition)
+            }
             self._begin_change()
 
+    def _assigned(self) -> set[TopicPartition]:
+        return {partition for member in self.state.members.values() for partition in member.assignment}
+
     def _unknown(self, partition: TopicPartition) -> GroupRequestError:
-        return GroupRequestError(f"group {self.state.name!r} has no partition {_text(partition)}")
-
-
-def _text(partition: TopicPartition) -> str:
-    return f"{partition.topic}[{partition.partition}]"
-
-
-def _offset_error(partition: TopicPartition, offset: int) -> GroupRequestError:
-    return GroupRequestError(f"the offset of {_text(partition)} must be 0 to 2**63 - 1, got {offset}")
+        return GroupRequestError(f"group {self.state.name!r} has no partition {name_of(partition)}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from liftenvelope._checks import is_encodable
+from liftenvelope._checks import MAX_INT64, is_encodable
 from liftenvelope.group.assignors import TopicPartition
 from liftenvelope.group.errors import GroupLimitError, GroupRequestError, TopicMismatchError
 
@@ -27,6 +27,8 @@ __all__ = [
     "check_session_timeout",
     "check_topics",
     "merged_topics",
+    "name_of",
+    "offset_error",
 ]
 
 DEFAULT_SESSION_TIMEOUT: Final = 10.0
@@ -171,6 +173,18 @@ def check_id(what: str, value: object) -> str:
     if _CONTROL.search(value):
         raise GroupRequestError(f"{what} must not contain control characters, got {value!r}")
     return value
+
+
+def name_of(partition: TopicPartition) -> str:
+    """Return a partition as in error texts, such as ``orders[0]``."""
+    return f"{partition.topic}[{partition.partition}]"
+
+
+def offset_error(partition: TopicPartition, offset: int) -> GroupRequestError | None:
+    """Return the error for an offset that a partition can't have; None for one that it can."""
+    if 0 <= offset <= MAX_INT64:
+        return None
+    return GroupRequestError(f"the offset of {name_of(partition)} must be 0 to 2**63 - 1, got {offset}")
 
 
 def check_session_timeout(seconds: object) -> float:

@@ -197,6 +197,21 @@ class TestTopics:
         settle_with(group, {"a": (TopicSpec("u", 1),)})
         group.set_topic("never heard of", None)
 
+    @pytest.mark.parametrize("steps", [[TopicSpec("t", 2)], [None], [None, TopicSpec("t", 2)]])
+    def test_last_commit_of_its_reader_does_not_bring_the_offset_of_a_gone_partition_back(
+        self, steps: list[TopicSpec | None]
+    ) -> None:
+        group = stable("a")
+        group.commit("a", 1, [Commit(P[0], 5), Commit(P[3], 5)])
+        for spec in steps:
+            group.set_topic("t", spec)
+        group.commit("a", 1, [Commit(P[0], 6), Commit(P[3], 6)])
+        settle(group)  # registers four partitions, as if the topic had grown again
+        kept = {P[0]: 6} if steps[0] is not None else {}
+        assert group.state.offsets == kept
+        group.commit("a", 2, [Commit(P[3], 1)])
+        assert group.state.offsets == {**kept, P[3]: 1}
+
     def test_a_topic_that_nobody_reads_moves_nobody(self) -> None:
         group = make(topics={"old": TopicSpec("old", 1)})
         register(group, "a")
