@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol, TypeAlias
 
 from liftenvelope.errors import (
+    CallTimeoutError,
     GroupError,
     LiftEnvelopeError,
     MessageNotFoundError,
@@ -48,11 +49,14 @@ from liftenvelope.jetstream.errors import StreamReplacedError
 from liftenvelope.jetstream.names import check_filter, check_stream_name
 
 __all__ = [
+    "JetStreamFeed",
     "JetStreamTopic",
     "JetStreamTopicSource",
     "Topic",
+    "Unread",
     "beyond_the_end",
     "end_of",
+    "lag_of",
     "lists_of",
     "open_within",
     "replaced",
@@ -67,6 +71,14 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 def _ns(moment: datetime) -> int:
     """Return a time in ns since 1970."""
     return (moment - _EPOCH) // timedelta(microseconds=1) * 1_000
+
+
+#: Tells how many messages a reader has still to hand out, as the consumer that it reads with counts them.
+Unread: TypeAlias = Callable[[str], Awaitable[int | None]]
+
+
+async def _unknown(_: str) -> None:
+    return None
 
 
 class Share(Protocol):
@@ -94,6 +106,21 @@ def lists_of(feed: PartitionFeed) -> Callable[[int], Awaitable[Taken]]:
         return Taken([one.offset for one in messages], [as_source_message(one) for one in messages])
 
     return taken
+
+
+async def lag_of(source: TopicSource, partition: int, offset: int, unread: Unread) -> int:
+    """Return the number of messages in a partition from an offset on.
+
+    Args:
+        source: Topic of the partition.
+        partition: Number of the partition.
+        offset: Offset of the next message to hand out.
+        unread: Returns the same number as the running reader knows it, which saves a consumer; None if it
+            does not know. It gets the name of the stream's leader.
+    """
+    if isinstance(source, JetStreamTopicSource):
+        return await source._lag(partition, offset, unread)
+    return await source.lag(partition, offset)
 
 
 async def end_of(source: TopicSource, partition: int) -> int:
@@ -222,6 +249,8 @@ class JetStreamTopicSource:
         self._restored: set[str] = set()
         #: Requests for the ends of streams, by stream.
         self._ends: dict[str, asyncio.Task[int]] = {}
+        #: False once a request for a reader's consumer had no answer.
+        self._asks_readers = True
 
     @property
     def spec(self) -> TopicSpec:
@@ -290,6 +319,9 @@ class JetStreamTopicSource:
 
         Only messages of a subject, and those of a stream with gaps, are counted by a short-lived consumer.
         """
+        return await self._lag(partition, offset, _unknown)
+
+    async def _lag(self, partition: int, offset: int, unread: Unread) -> int:
         place = self._topic.places[partition]
         stream = await self._stream(place.stream)
         state = stream.cached_info.state
@@ -297,6 +329,13 @@ class JetStreamTopicSource:
             return 0
         if not place.subject and state.messages == state.last_seq - state.first_seq + 1:
             return state.last_seq - max(offset, state.first_seq - 1)
+        cluster = stream.cached_info.cluster
+        try:
+            known = await unread("" if cluster is None else cluster.leader) if self._asks_readers else None
+        except CallTimeoutError:  # such as a missing permission, which the server reports each time
+            known, self._asks_readers = None, False
+        if known is not None:
+            return known
         return await count_from(stream, at_sequence(offset + 1), (place.subject,) if place.subject else ())
 
     async def open(self, partition: int, offset: int) -> JetStreamFeed:
@@ -382,6 +421,10 @@ class JetStreamFeed:
         except StreamReplacedError as exc:
             raise TransportError(str(exc)) from exc
         return Taken([sequence - 1 for sequence in sequences], messages)
+
+    async def pending(self, leader: str) -> int | None:
+        """Return the number of messages that :meth:`take` has not returned; None if that is not known."""
+        return await self._feed.pending(leader)
 
     def _on_event(self, event: PullEvent) -> None:
         if isinstance(event, Reconnected):

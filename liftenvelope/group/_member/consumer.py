@@ -163,7 +163,7 @@ class GroupConsumer(GroupConsumerPartitions):
         try:
             async with asyncio.timeout(seconds):
                 for key, reader in list(self._readers.items()):
-                    lags[key] = await self._sources[key.topic].lag(key.partition, await reader.begin())
+                    lags[key] = await reader.lag()
         except TimeoutError as exc:
             raise CallTimeoutError(f"the lag could not be read within {seconds:g} s") from exc
         return lags

@@ -24,7 +24,7 @@ from liftenvelope.group._sources import (
     created_of,
     newest_of,
 )
-from liftenvelope.group._topics import end_of, lists_of, open_within, replaced
+from liftenvelope.group._topics import JetStreamFeed, end_of, lag_of, lists_of, open_within, replaced
 from liftenvelope.group.assignors import TopicPartition
 
 __all__ = ["GroupMessage", "Outage", "PartitionReader"]
@@ -165,6 +165,8 @@ class PartitionReader:
         #: begins a new row: a partition that was opened meanwhile is read until one comes.
         self._failing: tuple[type[LiftEnvelopeError], float] | None = None
         self._outage = Outage(patience)
+        #: The feed that is read, unless it has given messages that are not in the buffer yet.
+        self._feed: PartitionFeed | None = None
         self._task: asyncio.Task[None] | None = None
         self._on_done: Callable[[asyncio.Task[None]], None] | None = None
 
@@ -256,6 +258,7 @@ class PartitionReader:
         self._outage.ends()
         if self._task is not None:
             # The old task can't add messages any more: it is cancelled before it runs again.
+            self._feed = None
             self._task.cancel()
             self._begin_to_read()
 
@@ -291,6 +294,19 @@ class PartitionReader:
                 self.buffer.seek(found)
         return position
 
+    async def lag(self) -> int:
+        """Return the number of messages that were not handed out yet.
+
+        Raises:
+            LiftEnvelopeError: The topic could not be read.
+        """
+        return await lag_of(self._source, self.key.partition, await self.begin(), self._unread)
+
+    async def _unread(self, leader: str) -> int | None:
+        feed = self._feed
+        found = await feed.pending(leader) if isinstance(feed, JetStreamFeed) else None
+        return None if found is None or feed is not self._feed else found + self.buffer.waiting
+
     async def _find_start(self) -> int:
         if self._auto_offset == "latest":
             return await newest_of(self._source, self.key.partition)
@@ -313,6 +329,8 @@ class PartitionReader:
                         self._outage.ends()
                         backoff.reset()
                 finally:
+                    if self._feed is feed:
+                        self._feed = None
                     await feed.close()
             except LiftEnvelopeError as exc:
                 self._check_passing(exc)
@@ -359,6 +377,7 @@ class PartitionReader:
     async def _fill(self, feed: PartitionFeed) -> AsyncIterator[int]:
         """Put messages into the buffer and yield the last offset of each list."""
         next_many, buffer, is_known = lists_of(feed), self.buffer, False
+        self._feed = feed
         while True:
             while not buffer.room:
                 self._room.clear()
@@ -366,8 +385,9 @@ class PartitionReader:
                 await self._room.wait()
             offsets, messages = await next_many(buffer.room)
             if not is_known:
+                self._feed = None
                 await self._check_stream()
-                is_known = True
+                self._feed, is_known = feed, True
             buffer.extend(offsets, messages)
             self._tell()
             yield offsets[-1]

@@ -104,6 +104,31 @@ class OrderedFeed:
         """Number of buffered messages."""
         return 0 if self._feed is None else self._feed.buffered
 
+    async def pending(self, leader: str) -> int | None:
+        """Return the number of messages from the next one on, as the current consumer counts them.
+
+        Args:
+            leader: Name of the stream's leader. A consumer elsewhere may have fewer messages.
+
+        Returns:
+            None if there is no consumer, or if it is not on the leader.
+
+        Raises:
+            LiftEnvelopeError: JetStream did not answer, or refused the request.
+        """
+        consumer, feed = self._consumer, self._feed
+        if consumer is None or feed is None:
+            return None
+        try:
+            info = await consumer.info()
+        except (ConsumerNotFoundError, NoJetStreamError):
+            return None
+        is_on_leader = info.cluster is None or info.cluster.leader == leader  # None: there is no cluster
+        if self._feed is not feed or not is_on_leader:
+            return None
+        # Those that were delivered and not handed out are buffered here, or on their way.
+        return max(info.num_pending + info.delivered.consumer_seq - (self.buffer.expected - 1), 0)
+
     async def start(self) -> None:
         """Create the first consumer and start pulling.
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
-from liftenvelope.errors import ResourcesExceededError
 from liftenvelope.group import GroupConsumer, JetStreamTopic, JetStreamTopicSource, Place, TopicPartition
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.jetstream.counting import at_sequence, count_from
@@ -33,10 +32,36 @@ async def test_lag_of_whole_streams_is_known_at_the_limit_of_consumers(nc: Clien
             assert await consumer.lag() == {TopicPartition("t", 0): 3}
             await eventually(lambda: consumer.buffered == 3)
             await (await js.stream(name)).delete_message(4)
-            with pytest.raises(ResourcesExceededError):
-                await consumer.lag()
-            await take(consumer, 3)  # all were read ahead
+            assert await consumer.lag() == {TopicPartition("t", 0): 3}  # all were read ahead
+            await take(consumer, 3)
             assert await consumer.lag() == {TopicPartition("t", 0): 0}
+
+
+async def test_lag_of_a_subject_is_counted_by_the_consumer_that_reads(nc: Client, name: str) -> None:
+    """So it is known at the limit of consumers, and a call makes none at the server."""
+    async with JetStream(nc) as js, coordinator(nc, lease=LONG):
+        await stored(js, name, 40, max_consumers=2)
+        topic = JetStreamTopic.of_stream(name, [f"{name}.0", f"{name}.1"], name="t")
+        first, second = TopicPartition("t", 0), TopicPartition("t", 1)
+        async with GroupConsumer(
+            nc, name, topic, auto_offset="earliest", prefetch=4, timeout=PATIENCE, on_event=quiet
+        ) as consumer:
+            await eventually(lambda: consumer.buffered == 8)
+            assert await consumer.lag() == {first: 20, second: 20}
+            consumer.pause(*second)
+            await take(consumer, 17)
+            assert await consumer.lag() == {first: 3, second: 20}
+            await take(consumer, 3)
+            assert await consumer.lag() == {first: 0, second: 20}
+            await js.publish(f"{name}.0")
+            assert await consumer.lag() == {first: 1, second: 20}
+            consumer.seek(*second, 35)
+            await eventually(lambda: consumer.buffered == 4)
+            assert await consumer.lag() == {first: 1, second: 3}
+            await (await js.stream(name)).delete_message(38)
+            consumer.seek(*second, 35)
+            await eventually(lambda: consumer.buffered == 3)
+            assert await consumer.lag() == {first: 1, second: 2}
 
 
 @pytest.mark.parametrize("removed", ["nothing", "the oldest", "one between", "all"])
