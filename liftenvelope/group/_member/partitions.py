@@ -134,7 +134,7 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
     # Assignment
 
     async def _act(self, member: GroupMember) -> None:
-        while True:
+        while not self._closing:  # a callback that closes the consumer runs in this task
             change = await member.changes.get()
             if isinstance(change, Assigned):
                 await self._assign(change)

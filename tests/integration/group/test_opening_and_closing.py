@@ -121,3 +121,21 @@ async def test_close_that_cannot_leave_is_an_event_of_its_own(
     failed = [event for event in events if isinstance(event, LeaveFailed | CommitFailed)]
     assert [(type(event), event.consumer_id) for event in failed] == [(LeaveFailed, "a")]
     assert isinstance(failed[0].error, TransportError)
+
+
+@pytest.mark.parametrize("callback", ["on_assigned", "on_revoked"])
+async def test_consumer_that_its_own_callback_closes_leaves_no_task(play: Play, callback: str) -> None:
+    async def close(_: list[TopicPartition]) -> None:
+        await consumer.close()
+
+    consumer = play.consumer("a", **{callback: close})
+    if callback == "on_assigned":
+        with pytest.raises(UnknownMemberError, match="was closed"):
+            await consumer.open()
+    else:
+        await consumer.open()
+        async with play.consumer("b"):
+            with pytest.raises(StopAsyncIteration):
+                await anext(consumer)
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.wait(consumer._tasks)
