@@ -12,6 +12,7 @@ from liftenvelope.errors import (
     AckTimeoutError,
     CallTimeoutError,
     JetStreamError,
+    StreamMessageTooLargeError,
     TransportError,
     UsageError,
     WrongLastSequenceError,
@@ -103,7 +104,7 @@ class GroupStore:
         with _unavailable(f"can't write key {key!r}"):
             try:
                 return await self._bucket.put(key, value, revision=revision, guard=guard)
-            except UsageError as exc:
+            except (UsageError, StreamMessageTooLargeError) as exc:
                 raise GroupLimitError(f"the value of key {key!r} is too large: {exc}") from exc
 
     async def delete(self, key: str, revision: int) -> None:

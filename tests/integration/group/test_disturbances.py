@@ -36,10 +36,25 @@ from tests.integration.conftest import connect
 from .play import LONG, PATIENCE, Play, coordinator, eventually, quiet, take
 
 
-async def test_registration_that_is_too_large_ends_no_other_member(name: str) -> None:
-    with run_nats_server(jetstream=True, config={"max_payload": 4096}) as server:
+@pytest.mark.parametrize("limit", ["max_payload", "max_msg_size"])
+async def test_registration_that_is_too_large_ends_no_other_member(name: str, limit: str) -> None:
+    with run_nats_server(
+        jetstream=True, config={"max_payload": 4096} if limit == "max_payload" else {}
+    ) as server:
         nc, other = await connect(server.url), await connect(server.url)
-        async with coordinator(nc, lease=LONG):
+        if limit == "max_msg_size":  # the bucket of somebody who has set a limit
+            await JetStream(nc).create_stream(
+                StreamConfig(
+                    name=f"KV_{name}",
+                    subjects=(f"$KV.{name}.>",),
+                    max_msgs_per_subject=1,
+                    max_msg_size=4096,
+                    allow_rollup_hdrs=True,
+                    allow_direct=True,
+                    allow_msg_ttl=True,
+                )
+            )
+        async with coordinator(nc, lease=LONG, bucket=name):
             play = await Play(nc, name, session=LONG).create()
             async with play.consumer("healthy") as consumer:
                 large = [JetStreamTopic.of_streams(f"{n}-{'x' * 190}", ["none"]) for n in range(19)]
