@@ -173,7 +173,6 @@ class _Fetch:
     _again = False
     _sent_at = 0.0
     _retry: asyncio.TimerHandle | None = None
-    _listening: asyncio.TimerHandle | None = None
     _look_up: asyncio.Task[None] | None = None
     _pin_id: str | None = None
     #: True once the server has ended the pull: nothing more arrives at the inbox.
@@ -221,19 +220,17 @@ class _Fetch:
     async def _wait(self) -> None:
         if self._done.done():
             return
-        self._timer = self._loop.call_at(self._deadline, self._time_is_up)
         watching = None
-        if beat := self._plan.limits.idle_heartbeat:
-            due = self._loop.time() + beat / 2
-            self._listening = self._loop.call_at(due, self._listen, due)
-        elif not self._plan.limits.expires:
-            watching = self._loop.create_task(self._watch_unacked())
+        if self._plan.limits.idle_heartbeat:
+            self._listen_again()
+        else:
+            self._timer = self._loop.call_at(self._deadline, self._time_is_up)
+            if not self._plan.limits.expires:
+                watching = self._loop.create_task(self._watch_unacked())
         try:
             await self._done
         finally:
             self._timer.cancel()
-            if self._listening is not None:
-                self._listening.cancel()
             if watching is not None:
                 watching.cancel()
 
@@ -259,22 +256,29 @@ class _Fetch:
         """Return the server's report that this connection may not pull, as the end of an error text."""
         return Link(self._nc).refusal(self._source.pull_subject, since=self._before)
 
-    def _listen(self, due: float, turns: int = 0) -> None:
-        """End the fetch if two heartbeats are missed; called twice per heartbeat.
+    def _listen_again(self) -> None:
+        """Set the timer for the next look at the heartbeats, or for the end of the time.
 
-        A timer and no task: it costs little if the messages come at once, as they do for most fetches.
+        One timer and no task: it costs little if the messages come at once, as they do for most fetches.
         """
+        due = min(self._loop.time() + self._plan.limits.idle_heartbeat / 2, self._deadline)
+        self._timer = self._loop.call_at(due, self._listen, due)
+
+    def _listen(self, due: float, turns: int = 0) -> None:
+        """End the fetch if two heartbeats are missed."""
         now, beat = self._loop.time(), self._plan.limits.idle_heartbeat
         if now - due > LATE and turns < TURNS:  # data received while the loop was blocked is not read yet
-            self._listening = self._loop.call_at(now, self._listen, due, turns + 1)
+            self._timer = self._loop.call_at(now, self._listen, due, turns + 1)
             return
         silent = now - self._heard
         has_pull = self._look_up is None or self._look_up.done()
         if has_pull and self._nc.is_connected and silent >= 2 * beat:
             text = f"the server has been silent for {silent:.1f} s, or dropped the pull beyond max_waiting"
             self._finish(CallTimeoutError(text + self._refusal()))
+        elif now >= self._deadline:
+            self._time_is_up()
         else:
-            self._listening = self._loop.call_at(now + beat / 2, self._listen, now + beat / 2)
+            self._listen_again()
 
     async def _watch_unacked(self) -> None:
         """End a pull that does not wait, if the consumer gives no message out before one has its ack.
