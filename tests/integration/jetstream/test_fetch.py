@@ -168,12 +168,12 @@ class TestFetch:
             await asyncio.wait_for(fetching, 20)
 
     async def test_heartbeats(self, bench: Bench, js_nc: Client) -> None:
-        """On by themselves beyond 30 s (ADR-37), and never so many that the server refuses them."""
+        """On by themselves from 10 s on, as in nats.go, and never so many that the server refuses them."""
         consumer = await bench.consumer()
         async with Wire(js_nc, consumer.pull_subject) as wire:
             fetching = [
-                asyncio.create_task(consumer.fetch(5, expires=31)),
-                asyncio.create_task(consumer.fetch(5, expires=30)),
+                asyncio.create_task(consumer.fetch(5, expires=10)),
+                asyncio.create_task(consumer.fetch(5, expires=9.9)),
                 asyncio.create_task(consumer.fetch(5, expires=4, idle_heartbeat=0.5)),
             ]
             await until(lambda: len(wire.payloads) == 3)
