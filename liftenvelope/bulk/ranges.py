@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TypeAlias
 
@@ -32,11 +32,19 @@ Stop: TypeAlias = str | int | datetime | Timestamp | None
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Offsets of one partition, from ``start`` up to but not including ``stop``; -1 for no end."""
+    """Offsets of one partition, from ``start`` up to but not including ``stop``; -1 for no end.
+
+    Attributes:
+        partition: Number of the partition.
+        start: First offset.
+        stop: Offset after the last one; -1 for no end.
+        created_ns: Creation time in ns since 1970 of the stream that has these offsets; 0 if not known.
+    """
 
     partition: int
     start: int
     stop: int
+    created_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +54,12 @@ class Extent:
     Attributes:
         oldest: Offset of the oldest message; for an empty partition, of the next message to be stored.
         end: Offset after the newest readable message.
+        created_ns: Creation time of the stream in ns since 1970; 0 if the server does not report it.
     """
 
     oldest: int
     end: int
+    created_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +160,7 @@ def split_ranges(ranges: list[Range], parts: int) -> list[Range]:
         return ranges
     size = -(-total // parts)
     return [
-        Range(span.partition, start, min(start + size, span.stop))
+        replace(span, start=start, stop=min(start + size, span.stop))
         for span in ranges
         for start in range(span.start, span.stop, size)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from liftenvelope._checks import MAX_INT64
@@ -99,14 +100,14 @@ def narrowed_range(opened: RangedStream, span: Range, narrowing: Narrowing) -> R
     """
     number, start, stop = span.partition, span.start, span.stop
     if narrowing.is_empty or not narrowing.wants_partition(number):
-        return Range(number, start, start)
+        return replace(span, stop=start)
     start, stop = max(start, narrowing.start), min(stop, narrowing.stop)
     extent = Extent(span.start, span.stop)
     if narrowing.begin_ns is not None and start < stop:
         start = max(start, _at_time(opened, number, narrowing.begin_ns, extent))
     if narrowing.end_ns is not None and start < stop:
         stop = min(stop, _at_time(opened, number, narrowing.end_ns, extent))
-    return Range(number, start, max(start, stop))
+    return replace(span, start=start, stop=max(start, stop))
 
 
 def _at_time(opened: RangedStream, partition: int, time_ns: int, extent: Extent) -> int:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
@@ -209,7 +209,8 @@ def to_parquet(
             for number, known_ns in reached.created.items():
                 until = reached.offsets[number]
                 check_same_stream(source, opened, access, number, until, (known_ns, created_ns))
-            spans = [one for one in spans if one.start < one.stop]
+            # The reads refuse any other stream: files of it must not get the creation time of this one.
+            spans = [replace(one, created_ns=created_ns) for one in spans if one.start < one.stop]
             opened.filter_by(wanted, whole=on_gap is not None)
             rows = copy.rows(opened, reached.record, lambda: spans)
             if rows.record.payload is not None:

@@ -96,8 +96,8 @@ class RangeRead(ABC):
         self._began = 0.0
         # Whether an attempt has failed.
         self._was_lost = False
-        # Creation time of the stream in ns since 1970, as last heard of; 0 before that.
-        self._created_ns = 0
+        # Creation time of the stream in ns since 1970, as last heard of; 0 for not yet.
+        self._created_ns = span.created_ns
 
     def run(self) -> None:
         """Read the whole range.

@@ -351,8 +351,7 @@ class JetStreamRequests:
         Raises:
             LiftEnvelopeError: As for :meth:`ask`.
         """
-        config, first, end = self.ask(_config_and_ends, f"STREAM.INFO.{self.stream}")
-        return config, Extent(min(max(first - 1, 0), end), end)
+        return self.ask(_config_and_extent, f"STREAM.INFO.{self.stream}")
 
     def extent(self, partition: int) -> Extent:  # noqa: ARG002 - there is only one
         """Return the current extent of the stream.
@@ -413,9 +412,10 @@ def _pending_and_server(answer: dict[str, Any]) -> tuple[int, str]:
     return pending(answer), server_of(answer)
 
 
-def _config_and_ends(answer: dict[str, Any]) -> tuple[dict[str, Any], int, int]:
+def _config_and_extent(answer: dict[str, Any]) -> tuple[dict[str, Any], Extent]:
     state = answer["state"]
-    return dict(answer["config"]), natural(state["first_seq"]), natural(state["last_seq"])
+    first, end = natural(state["first_seq"]), natural(state["last_seq"])
+    return dict(answer["config"]), Extent(min(max(first - 1, 0), end), end, _moment("created", answer))
 
 
 def _created(answer: dict[str, Any]) -> int:

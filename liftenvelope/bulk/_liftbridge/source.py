@@ -99,7 +99,8 @@ class LiftbridgeSource:
             time.sleep(_COMMIT_POLL)
             info = self.brokers.partition(self.stream, partition)
         end = info.high_watermark + 1
-        return Extent(min(self._oldest(partition, newest), end), end)
+        created_ns = self.brokers.created(self.stream, recent=True)
+        return Extent(min(self._oldest(partition, newest), end), end, created_ns)
 
     def newest(self, partition: int) -> int:
         """Return the offset of the newest message, even if it is not committed yet; -1 for none."""
@@ -203,7 +204,7 @@ class _LiftbridgeRead(RangeRead):
             source.stream, span.partition, source.access.timeout, refresh=self._was_lost
         )
         end = source.newest(span.partition) + 1 if self._was_lost else self._next
-        self._check_same_log(end, source.brokers.created(source.stream, recent=True))
+        self._check_same_log(end, source.created())
         stop = StopAt(At.OFFSET, span.stop - 1) if span.stop >= 0 else None
         start, replica = StartAt(At.OFFSET, self._next), source.access.read_isr_replica
         read = PartitionRead(source.stream, span.partition, start, stop, read_isr_replica=replica)

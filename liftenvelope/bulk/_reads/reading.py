@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from liftenvelope._checks import check_calls
@@ -16,7 +17,7 @@ from liftenvelope.bulk._reads.request import PARALLEL, read_request
 from liftenvelope.bulk._reads.selection import Via
 from liftenvelope.bulk.access import Access, Source
 from liftenvelope.bulk.observing import observed
-from liftenvelope.bulk.ranges import OnGap, OnProgress, Range, Stop
+from liftenvelope.bulk.ranges import OnGap, OnProgress, Stop
 from liftenvelope.client.positions import Start
 from liftenvelope.payload import PayloadChoice
 
@@ -240,7 +241,7 @@ def tail(
         ranges = request.ranges(opened, is_tail=True)
         opened.filter_by(request.subjects, whole=on_gap is not None)
         decoder = None if typed is None else typed.decoder(opened, ranges, plan, is_tail=True, passed=passed)
-        spans = [Range(span.partition, span.start, -1) for span in ranges]
+        spans = [replace(span, stop=-1) for span in ranges]
         return start_reader(opened, spans, plan, len(spans), None, progress, on_gap, decoder)
     except BaseException:
         opened.close()

@@ -100,7 +100,7 @@ def plan_ranges(
         last = extent.end if end is None else min(_place(source, number, end, extent), extent.end)
         if not may_be_ahead:
             first = min(first, last)
-        spans.append(Range(number, first, last))
+        spans.append(Range(number, first, last, extent.created_ns))
     return spans
 
 

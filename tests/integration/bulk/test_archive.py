@@ -21,6 +21,10 @@ import liftenvelope
 from liftenvelope import bulk
 from liftenvelope.bulk import ArchiveBusyError, Progress, RetentionError
 from liftenvelope.bulk._archive.files import ArchiveFile
+from liftenvelope.bulk._engine.crew import Outlet
+from liftenvelope.bulk._engine.plan import BatchPlan
+from liftenvelope.bulk._jetstream.source import JetStreamSource
+from liftenvelope.bulk.ranges import Range
 from liftenvelope.errors import LiftEnvelopeError, OffsetOutOfRangeError, UsageError
 from liftenvelope.payload import Json
 from liftenvelope.testing import LiftbridgeCluster
@@ -384,6 +388,26 @@ def test_a_stream_that_was_made_anew(url: str, name: str, tmp_path: Path, count:
             bulk.to_parquet(url, name, tmp_path)
         assert (caught.value.wanted, caught.value.newest) == (100, count - 1)
     assert bulk.to_parquet(url, name, tmp_path / "new").rows == count
+
+
+def test_stream_made_anew_after_a_run_was_planned_is_not_archived(
+    url: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_stream(url, name)
+    publish(url, numbered(name, 10))
+    whole = JetStreamSource.read
+
+    def late(source: JetStreamSource, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
+        monkeypatch.setattr(JetStreamSource, "read", whole)
+        delete_stream(url, name)
+        make_stream(url, name)
+        publish(url, numbered(name, 50))
+        whole(source, span, plan, outlet)
+
+    monkeypatch.setattr(JetStreamSource, "read", late)
+    with pytest.raises(OffsetOutOfRangeError, match="made anew while it was read, before offset 0"):
+        bulk.to_parquet(url, name, tmp_path)
+    assert bulk.to_parquet(url, name, tmp_path).rows == 50, "the folder is empty"
 
 
 def test_stream_restored_from_the_archive_is_archived_on(url: str, name: str, tmp_path: Path) -> None:

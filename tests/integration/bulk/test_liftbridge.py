@@ -17,8 +17,11 @@ import liftenvelope
 from liftenvelope import bulk
 from liftenvelope._deadlines import Deadline
 from liftenvelope.bulk import Access, Gap, RetentionError
+from liftenvelope.bulk._engine.crew import Outlet
+from liftenvelope.bulk._engine.plan import BatchPlan
 from liftenvelope.bulk._liftbridge.brokers import Brokers
-from liftenvelope.bulk._liftbridge.source import _LiftbridgeRead
+from liftenvelope.bulk._liftbridge.source import LiftbridgeSource, _LiftbridgeRead
+from liftenvelope.bulk.ranges import Range
 from liftenvelope.client import Timestamp
 from liftenvelope.client.blocking import BlockingClient
 from liftenvelope.client.metadata import Metadata
@@ -249,6 +252,23 @@ def test_stream_that_was_made_anew_behind_a_removed_segment_is_not_read_on(
     monkeypatch.setattr(_LiftbridgeRead, "_pump", pump)
     with pytest.raises(OffsetOutOfRangeError, match="made anew while it was read"):
         list(bulk.tail(address, name, start="earliest"))
+
+
+def test_stream_made_anew_after_a_read_was_planned_is_refused_before_its_first_row(
+    client: BlockingClient, address: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for one of many partitions, whose turn comes long after the read began."""
+    fill(client, name, 5)
+    whole = LiftbridgeSource.read
+
+    def late(source: LiftbridgeSource, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
+        client.delete_stream(name)
+        fill(client, name, 9)
+        whole(source, span, plan, outlet)
+
+    monkeypatch.setattr(LiftbridgeSource, "read", late)
+    with pytest.raises(OffsetOutOfRangeError, match="made anew while it was read, before offset 0"):
+        bulk.read(address, name).read_all()
 
 
 def test_a_compacted_stream(client: BlockingClient, address: str, name: str) -> None:
