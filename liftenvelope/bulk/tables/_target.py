@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,10 +23,18 @@ if TYPE_CHECKING:
 __all__ = ["ConflictError", "OvertakenError", "TableTarget", "commit", "patiently"]
 
 _T = TypeVar("_T")
-#: Errors of the operating system that no further attempt mends.
-_FINAL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS})
+#: Errors of the operating system that no further attempt mends: no room, no right to write, no such place.
+_FINAL: Final = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+        *(errno.EACCES, errno.EPERM, errno.EROFS),
+        *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
+    }
+)
 #: Errors of a library that say that the call, the table or its configuration is wrong.
 _WRONG: Final = (ValueError, TypeError, NotImplementedError, AttributeError, KeyError)
+#: Colours of a terminal.
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ConflictError(Exception):
@@ -119,7 +129,8 @@ class TableTarget(Protocol):
 def mapped(title: str) -> Iterator[None]:
     """Raise a library's error as TableError or, where another attempt may help, as TableCommitError.
 
-    Errors of this package and conflicts pass, and so does an OSError such as a full disk.
+    Errors of this package and conflicts pass. An OSError such as a full disk gets the name of the table and a
+    remedy: the errors of Arrow and of the libraries have neither.
     """
     try:
         yield
@@ -127,9 +138,16 @@ def mapped(title: str) -> Iterator[None]:
         raise
     except Exception as exc:
         if isinstance(exc, OSError) and exc.errno in _FINAL:
-            raise
-        text = f"{title}: {type(exc).__name__}: {without_secrets(exc)}"
+            reason = without_secrets(exc.strerror or os.strerror(exc.errno))
+            text = f"{title}: {reason}; what is committed stays, so call again when it can be written"
+            raise OSError(exc.errno, text, exc.filename) from exc
+        text = f"{title}: {type(exc).__name__}: {_plain(without_secrets(exc))}"
         raise (TableError if isinstance(exc, _WRONG) else TableCommitError)(text) from exc
+
+
+def _plain(text: str) -> str:
+    """Return a text as one line without colours, which delta-rs has in its errors."""
+    return " ".join(_COLOUR.sub("", text).split())
 
 
 def patiently(work: Callable[[], _T], wait: float) -> _T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -385,6 +386,36 @@ class TestCommits:
             other.close()
             assert writer.catch_up().rows == 3
         assert lake.offsets() == list(range(6))
+
+    def test_files_that_cannot_be_written_are_an_error_with_the_table_and_a_remedy(
+        self, tmp_path: Path, server: NatsServer, stream: str
+    ) -> None:
+        """Root may write into every folder, so a file stands where the data files should be."""
+        lake = Lake("iceberg", tmp_path, server.url)
+        more(lake, stream, 3)
+        lake.write(stream)
+        data = tmp_path / "db" / "t" / "data"
+        data.rename(tmp_path / "aside")
+        data.touch()
+        more(lake, stream, 3)
+        with pytest.raises(FileExistsError, match=r"Iceberg table db.t: .*/data.*; .* call again") as caught:
+            lake.write(stream)
+        assert caught.value.errno == errno.EEXIST
+        with pytest.raises(NotADirectoryError, match=r"catalog: .*; .* call again .*/data/w"):
+            bulk.to_iceberg(server.url, stream, "db.t", warehouse=data / "w")
+        data.unlink()
+        (tmp_path / "aside").rename(data)
+        assert lake.write(stream).rows == 3
+        assert lake.offsets() == list(range(6))
+
+    def test_error_of_delta_is_one_line_without_colours(
+        self, tmp_path: Path, server: NatsServer, stream: str
+    ) -> None:
+        (tmp_path / "file").touch()
+        more(Lake("delta", tmp_path, server.url), stream, 3)
+        with pytest.raises(TableCommitError, match=r"Delta table .*/file/t: ") as caught:
+            bulk.to_delta(server.url, stream, tmp_path / "file" / "t", commit_wait=0)
+        assert not {"\n", "\x1b"} & set(str(caught.value))
 
     def test_error_of_a_callback_keeps_what_was_read(self, lake: Lake, stream: str) -> None:
         more(lake, stream, 40)
