@@ -58,6 +58,8 @@ _SPREADING: Final = 2.0
 _LOOK: Final = 0.5
 #: Seconds in which the server sends a message that it has stored, if a pull is open.
 _QUIET: Final = 0.05
+#: Number in the reply subject of a request that asks whether anything is pending. Pulls begin at 1.
+_PENDING: Final = 0
 
 
 class ConsumerRead(RangeRead):
@@ -78,8 +80,9 @@ class ConsumerRead(RangeRead):
         )
         super().__init__(source, span, plan, outlet, rows, source.stream)
         self._skips = FilterGaps(span.start)
-        # Messages that the current consumer had to deliver when it was made; end of the stream at that time.
-        self._left, self._stream_end = 0, -1
+        # Messages that the current consumer had to deliver when it was made; end of the stream just before
+        # that, and when the server was asked for it.
+        self._left, self._stream_end, self._end_at = 0, -1, 0.0
         self._pulls = PullsInFlight()
         self._consumer = self._inbox = ""
         self._made_at = 0.0
@@ -166,6 +169,7 @@ class ConsumerRead(RangeRead):
     def _check_end(self, link: NatsSocket) -> str:
         """Check that the stream is the same and reaches the next offset; return its leader."""
         subject = f"{self._source.prefix}.STREAM.INFO.{self._source.stream}"
+        self._end_at = time.monotonic()
         (self._stream_end, leader), (created_ns, oldest_ns) = link.ask(_end_and_times, subject)
         restored, known_ns = is_restored(created_ns, oldest_ns), self._created_ns
         self._check_same_log(self._stream_end, created_ns, is_restored=restored)
@@ -174,13 +178,13 @@ class ConsumerRead(RangeRead):
         return leader
 
     def _count_matching(self, left: int) -> None:
-        """Count the messages of the range that match, as of now. Only needed if the server filters.
+        """Count the messages of the range that match. Only needed if the server filters.
 
         Args:
             left: Number of messages that match from the next offset on.
         """
         stop = self._stream_end if self._span.stop < 0 else self._span.stop
-        self._skips.begin(left - self._count_from(stop), stop, time.monotonic())
+        self._skips.begin(left - self._count_from(stop), stop, self._end_at)
 
     def _count_from(self, offset: int) -> int:
         return self._source.probe(pending, start_at(offset), self._source.filters)
@@ -234,6 +238,7 @@ class ConsumerRead(RangeRead):
                 raise TransportError(f"{link.address} is about to stop")
             return
         wanted = -1 if self._span.stop < 0 else self._span.stop - self._next
+        was_idle = self._pulls.is_idle
         while (due := self._pulls.due(wanted)) is not None:
             number, amount = due
             self._asked_at[number] = self._next, time.monotonic()
@@ -243,8 +248,15 @@ class ConsumerRead(RangeRead):
                 "expires": _EXPIRES * _SECOND,
                 "idle_heartbeat": _HEARTBEAT * _SECOND,
             }
-            subject = f"{self._source.prefix}.CONSUMER.MSG.NEXT.{self._source.stream}.{self._consumer}"
-            link.publish(subject, json.dumps(request).encode(), f"{self._inbox}.{number}")
+            self._request(link, request, number)
+        if was_idle and wanted < 0 and self._skips.has_begun:
+            # Answered at once, and after the server has taken the pulls: the first heartbeat takes a second.
+            self._request(link, {"batch": 1, "no_wait": True}, _PENDING)
+
+    def _request(self, link: NatsSocket, request: dict[str, Any], number: int) -> None:
+        """Send a request for messages, whose status has a number."""
+        subject = f"{self._source.prefix}.CONSUMER.MSG.NEXT.{self._source.stream}.{self._consumer}"
+        link.publish(subject, json.dumps(request).encode(), f"{self._inbox}.{number}")
 
     def _other(self, link: NatsSocket) -> None:
         """Handle the next frame, which is not a row: a status of a pull, PING, INFO or -ERR."""
@@ -254,7 +266,9 @@ class ConsumerRead(RangeRead):
             return
         match status.kind:
             case StatusKind.HEARTBEAT:
-                self._may_be_current()
+                self._nothing_pending()
+            case StatusKind.ENDED if frame.number == _PENDING:
+                self._nothing_pending()
             case StatusKind.BAD_REQUEST | StatusKind.PUSH | StatusKind.REFUSED:
                 raise BadRequestError(status.code, f"{self._source.stream}: {status.description}")
             case StatusKind.NO_RESPONDERS if time.monotonic() - self._made_at < _SPREADING:
@@ -291,7 +305,7 @@ class ConsumerRead(RangeRead):
             return
         if self._skips.has_begun:
             if self._is_current:
-                self._skips.current_at = time.monotonic() - _QUIET
+                self._skips.was_current(time.monotonic() - _QUIET)
             self._skips.passed(rows.next_offset)
         self._pulls.arrived(count)
         self._is_current = rows.pending == 0 and not self._pulls.is_idle
@@ -301,10 +315,19 @@ class ConsumerRead(RangeRead):
         if offset != self._next:
             self._next, self._fruitless, self._moved_at = offset, 0, time.monotonic()
 
-    def _may_be_current(self) -> None:
-        """Note that the server had nothing to send, if retention has taken nothing since the last row."""
-        if self._skips.has_begun and not (self._is_current or self._pulls.is_idle):
-            self._is_current = self._source.oldest_and_age()[0] <= self._next
+    def _nothing_pending(self) -> None:
+        """Note that the server had nothing to send, unless retention may have taken what it would have sent.
+
+        Silence alone proves nothing: the server may not have got the pull, or can't be heard.
+        """
+        if not self._skips.has_begun or self._pulls.is_idle:
+            return
+        heard = time.monotonic()
+        if not self._is_current:
+            oldest, age = self._source.oldest_and_age()
+            self._is_current = not self._skips.may_lack(self._next, oldest, time.monotonic() - age)
+        if self._is_current:
+            self._skips.was_current(heard - _QUIET)
 
     def _forget_pulls(self) -> None:
         self._pulls.forget()
@@ -349,15 +372,7 @@ class ConsumerRead(RangeRead):
             return
         self._hand_out(block=False)
         link.want(self._rows.need or 1)
-        began = time.monotonic()
-        came = link.fill(self._time_to_wait(self._longest_wait()))
-        # A first pull has nothing to bring if nothing was left. After one that follows a pause, silence may
-        # mean that the server has not answered yet, or that retention has taken all: see _may_be_current.
-        is_first = self._rows.pending < 0 and not self._left
-        is_current = self._is_current or (is_first and not self._pulls.is_idle)
-        if is_current and time.monotonic() - began >= _QUIET:
-            self._skips.current_at, self._is_current = began, True
-        if came:
+        if link.fill(self._time_to_wait(self._longest_wait())):
             self._quiet_since, self._repeated = link.last_heard, False
         else:
             self._check_silence(link)

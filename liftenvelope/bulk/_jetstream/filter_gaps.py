@@ -27,6 +27,8 @@ class FilterGaps:
       date before it passed a gap. If the oldest message was stored earlier, none is lost in the gap, since
       retention takes the oldest messages first.
 
+    Both rules apply to a gap that begins in the backlog and ends after it.
+
     Args:
         start: First offset of the read.
     """
@@ -57,8 +59,22 @@ class FilterGaps:
         return self._end >= 0
 
     def begin(self, matching: int, end: int, now: float) -> None:
-        """Set the number of matching messages from the start up to ``end``, as of ``now``."""
+        """Set the number of matching messages from the start up to ``end``, where the stream ended then."""
         self._matching, self._end, self.current_at = matching, end, now
+
+    def was_current(self, at: float) -> None:
+        """Note that the read had every message that matches at some time."""
+        self.current_at = max(self.current_at, at)
+
+    def may_lack(self, reached: int, oldest: int, oldest_at: float) -> bool:
+        """Return True if retention may have taken later messages since the read was last up to date.
+
+        Args:
+            reached: Offset that the read has reached.
+            oldest: Offset of the oldest message.
+            oldest_at: Monotonic time in seconds at which the oldest message was stored.
+        """
+        return oldest > max(reached, self._end) and self.current_at <= oldest_at
 
     def passed(self, stop: int) -> None:
         """Note that the read has come to an offset, and was last up to date at ``current_at``."""
@@ -84,10 +100,11 @@ class FilterGaps:
         """
         self._reached, later = reached, None
         for start, stop in gaps:
-            if start < oldest and start < self._end:
+            if start < min(oldest, self._end):
                 self._suspect = start
-            elif start < oldest and self._current_before(stop) <= oldest_at:
-                later = start
+            begin = max(start, self._end)
+            if begin < min(stop, oldest) and self._current_before(stop) <= oldest_at:
+                later = begin
             self._skipped += max(min(stop, self._end) - start, 0)
         kept = bisect_right(self._passed, reached)
         del self._passed[:kept], self._passed_at[:kept]

@@ -23,6 +23,7 @@ from liftenvelope import bulk
 from liftenvelope.bulk import Access, Gap, Progress, RetentionError
 from liftenvelope.bulk._jetstream.consumer_read import ConsumerRead
 from liftenvelope.bulk._jetstream.requests import JetStreamRequests, consumer_request
+from liftenvelope.client.positions import Start
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, NatsServer
 from tests.integration.bulk_streams import (
@@ -30,6 +31,7 @@ from tests.integration.bulk_streams import (
     make_stream,
     offsets,
     publish,
+    wait_for,
     with_jetstream,
 )
 
@@ -381,6 +383,98 @@ def test_heartbeats_after_retention_took_all_are_no_sign_that_nothing_was_lost(s
         publish(server.url, [("EMPTIED.wanted", b"", None)])
         with pytest.raises(RetentionError):
             reading.result(60)
+
+
+@contextmanager
+def counted(method: str) -> Iterator[Callable[[], None]]:
+    """Count the calls of a method of reads; the function waits for two more to return."""
+    calls, work = list[object](), getattr(ConsumerRead, method)
+
+    def note(read: ConsumerRead, *args: Any) -> Any:
+        found = work(read, *args)
+        calls.append(found)
+        return found
+
+    def wait() -> None:
+        before = len(calls)
+        wait_for(method, lambda: len(calls) >= before + 2)
+
+    with patch.object(ConsumerRead, method, note):
+        yield wait
+
+
+@pytest.mark.parametrize("start", ["new", "earliest"])
+def test_tail_whose_first_pull_is_late_notices_that_retention_took_messages_that_match(
+    server: NatsServer, start: Start
+) -> None:
+    """With start="earliest", the gap begins in the backlog, of which nothing is missing."""
+    name = f"FIRST{start}"
+    make_stream(server.url, name, max_msgs=20)
+    publish(server.url, [(f"{name}.other", b"", None)] * 5)
+    was_opened, begin = threading.Event(), ConsumerRead._open
+
+    with FaultProxy(server.url) as proxy, counted("_check_silence") as wait_for_silence:
+
+        def stall_then(read: ConsumerRead, link: Any) -> bool:
+            found = begin(read, link)
+            proxy.stall("to_server")
+            was_opened.set()
+            return found
+
+        with filtered_by("server"), patch.object(ConsumerRead, "_open", stall_then):
+            reader = bulk.tail(f"nats://{proxy.address}", name, subjects=f"{name}.wanted", start=start)
+            assert was_opened.wait(30)
+        publish(server.url, [(f"{name}.wanted", b"", None)] * 5 + [(f"{name}.other", b"", None)] * 30)
+        wait_for_silence()
+        proxy.resume("to_server")
+        publish(server.url, [(f"{name}.wanted", b"", None)])
+        with pytest.raises(RetentionError):
+            reader.read_next_batch()
+
+
+def test_tail_notices_that_retention_took_messages_that_match_while_it_was_disconnected(
+    server: NatsServer,
+) -> None:
+    make_stream(server.url, "CUT", max_msgs=20)
+    with FaultProxy(server.url) as proxy, counted("_nothing_pending") as wait_for_heartbeats:
+        with filtered_by("server"):
+            reader = bulk.tail(
+                f"nats://{proxy.address}", "CUT", subjects="CUT.wanted", start="earliest", batch_seconds=0.05
+            )
+        publish(server.url, [("CUT.wanted", b"", None)])
+        reader.read_next_batch()
+        proxy.refuse()
+        proxy.cut()
+        publish(server.url, [("CUT.wanted", b"", None)] * 5 + [("CUT.other", b"", None)] * 30)
+        proxy.accept()
+        wait_for_heartbeats()
+        publish(server.url, [("CUT.wanted", b"", None)])
+        with pytest.raises(RetentionError):
+            reader.read_next_batch()
+
+
+def test_quiet_tail_of_a_rare_subject_outlives_a_lost_connection(server: NatsServer) -> None:
+    """Retention has long passed the offset of the last match, and takes none while the tail is away."""
+    make_stream(server.url, "AWAY", max_msgs=20)
+    with FaultProxy(server.url) as proxy, counted("_nothing_pending") as wait_for_heartbeats:
+        with filtered_by("server"):
+            reader = bulk.tail(
+                f"nats://{proxy.address}",
+                "AWAY",
+                subjects="AWAY.wanted",
+                start="earliest",
+                batch_seconds=0.05,
+            )
+        publish(server.url, [("AWAY.wanted", b"", None)])
+        reader.read_next_batch()
+        publish(server.url, [("AWAY.other", b"", None)] * 100)
+        wait_for_heartbeats()
+        proxy.cut()
+        wait_for_heartbeats()
+        publish(server.url, [("AWAY.other", b"", None)] * 100)
+        wait_for_heartbeats()
+        publish(server.url, [("AWAY.wanted", b"", None)])
+        assert offsets(pa.Table.from_batches([reader.read_next_batch()])) == [201]
 
 
 def test_tail_that_goes_on_in_a_recreated_stream_notices_what_retention_took_there(

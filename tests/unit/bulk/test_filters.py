@@ -148,6 +148,31 @@ def test_later_gap_is_no_loss_if_the_oldest_message_was_there_when_the_read_was_
     assert gaps.pass_over([(201, 210)], 210, 205, 109.0) is None
 
 
+@pytest.mark.parametrize(
+    ("oldest", "oldest_at", "lost"), [(20, 99.0, None), (20, 101.0, 10), (10, 101.0, None)]
+)
+def test_gap_that_begins_in_the_backlog_may_have_had_later_messages(
+    oldest: int, oldest_at: float, lost: int | None
+) -> None:
+    gaps = FilterGaps(0)
+    gaps.begin(0, 10, 100.0)
+    assert gaps.pass_over([(0, 30)], 31, oldest, oldest_at) == lost
+    assert gaps.suspect == 0
+    assert gaps.is_complete(0)
+
+
+def test_read_lacks_nothing_later_if_the_oldest_message_is_old_or_was_not_passed() -> None:
+    gaps = FilterGaps(0)
+    gaps.begin(0, 10, 100.0)
+    assert not gaps.may_lack(5, 10, 101.0), "the backlog is counted"
+    assert not gaps.may_lack(15, 15, 101.0)
+    assert gaps.may_lack(5, 11, 101.0)
+    assert not gaps.may_lack(5, 11, 99.0)
+    gaps.was_current(102.0)
+    gaps.was_current(101.0)
+    assert not gaps.may_lack(5, 11, 101.5)
+
+
 def test_times_that_a_read_notes_are_bounded() -> None:
     gaps = FilterGaps(0)
     gaps.begin(0, 0, 0.0)
