@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from liftenvelope._checks import as_local_path, require
 from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.payload._avro_defaults import with_values
 from liftenvelope.payload._avro_resolution import read_as
 from liftenvelope.payload._avro_types import arrow_schema, check_bounded, understood
 from liftenvelope.payload._formats import Decoded, PayloadDecoder, PayloadEncoder, PayloadFormat
@@ -46,7 +47,8 @@ class Avro(PayloadFormat):
         prefix: Text in front of the names of the columns.
 
     Raises:
-        UsageError: The schema is not valid, contains itself, or has a type without an Arrow type.
+        UsageError: The schema is not valid, contains itself, or has a type without an Arrow type or a default
+            that does not fit its type.
         MissingExtraError: The package ``fastavro`` is not installed.
     """
 
@@ -59,6 +61,7 @@ class Avro(PayloadFormat):
     def __post_init__(self) -> None:
         super().__post_init__()
         arrow_schema(_parsed(self.schema))
+        with_values(_parsed(self.schema))
         for schema in (self.schema, *(self.registry or ())):
             check_bounded(_parsed(schema))
 
@@ -131,7 +134,7 @@ class AvroDecoder(PayloadDecoder):
         names = set(self.schema.names)
         chosen = [field.with_nullable(True) for field in fields if kind.prefix + field.name in names]
         self._fields = pa.schema(chosen)
-        self._reader = reader
+        self._reader = with_values(reader)
         self._writers: dict[bytes, Any] | None = None
         if kind.registry is not None:
             schemas = [reader, *(_parsed(schema) for schema in kind.registry)]
@@ -169,7 +172,7 @@ class AvroEncoder(PayloadEncoder):
     """Encodes rows as Avro records."""
 
     def __init__(self, schema: Any, expected: pa.Schema, fields: pa.Schema, *, has_head: bool) -> None:
-        self._schema = schema
+        self._schema = with_values(schema)
         types = dict(zip(expected.names, expected.types, strict=True))
         self._fields = [(name, types[name]) for name in fields.names]
         self._head = _MARK + _fingerprint(schema) if has_head else b""

@@ -117,6 +117,48 @@ def test_registry_resolves_records_of_older_and_newer_writers() -> None:
 
 
 TIME = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
+ID = {"type": "fixed", "name": "Id", "size": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "value"),
+    [
+        ("bytes", "\u00ff", b"\xff"),
+        (ID, "\u0001\u00ff", b"\x01\xff"),
+        (["bytes", "null"], "\u00ff", b"\xff"),
+        (["null", "bytes"], None, None),
+        ("double", 1, 1.0),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1}, "\u0001", Decimal("0.1")),
+        ({"type": "int", "logicalType": "date"}, 3, datetime.date(1970, 1, 4)),
+        ({"type": "long", "logicalType": "timestamp-micros"}, 5, TIME.replace(1970, 1, 1, 0, microsecond=5)),
+        ({"type": "array", "items": ID}, ["\u0001\u00ff"], [b"\x01\xff"]),
+        ({"type": "map", "values": "bytes"}, {"k": "\u00ff"}, [("k", b"\xff")]),
+        (record(("x", "bytes"), ("y", "int"), name="In", default="\u00fe"), {"y": 1}, {"x": b"\xfe", "y": 1}),
+    ],
+    ids=str,
+)
+def test_field_that_a_record_lacks_gets_its_default(kind: Any, given: Any, value: Any) -> None:
+    reader = record(("id", "long"))
+    reader["fields"].append({"name": "more", "type": kind, "default": given})
+    if isinstance(kind, dict) and kind["type"] == "record":
+        del kind["fields"][1]["default"]
+    old = record(("id", "long"))
+    rows = pa.RecordBatch.from_pylist([{"id": 1}])
+    avro = Avro(reader, registry=[old])
+    written = [
+        Avro(old, registry=[]).encoder(rows.schema).encode(rows)[0],
+        avro.encoder(rows.schema).encode(rows)[0],
+    ]
+    found = avro.decoder().decode(pa.array([one.as_py() for one in written]))
+    assert found.batches[0].to_pylist() == [{"id": 1, "more": value}] * 2
+    assert not found.bad
+
+
+def test_default_that_does_not_fit_its_type_is_refused() -> None:
+    with pytest.raises(UsageError, match="schema must have defaults of the types of their fields"):
+        Avro(record(("id", ID), default="abc"))
+
+
 MICROS = {"type": "long", "logicalType": "timestamp-micros"}
 PRICE = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1}
 PAID = {"type": "fixed", "name": "Paid", "size": 2}
