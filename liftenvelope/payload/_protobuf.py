@@ -265,6 +265,13 @@ def _is_time(field: Any) -> bool:
     )
 
 
+def _has_times(field: Any) -> bool:
+    """Return True if a field is a timestamp, or has one inside."""
+    if field.cpp_type != _MESSAGE:
+        return False
+    return field.message_type.full_name == _TIMESTAMP or any(map(_has_times, field.message_type.fields))
+
+
 def _has_choices(descriptor: Any) -> bool:
     """Return True if a message, or one inside, has a oneof with several members."""
     inner = (field.message_type for field in descriptor.fields if field.cpp_type == _MESSAGE)
@@ -297,8 +304,7 @@ def _encodable(column: pa.Array, field: Any) -> pa.Array:
     Raises:
         UsageError: A value does not fit, or a timestamp is inside a list, a map or a struct.
     """
-    kind = _type_of(field, ())
-    if pa.types.is_nested(kind) and "timestamp" in str(kind):
+    if _has_times(field) and not _is_time(field):
         raise UsageError(f"data: field {field.name!r} must not have timestamps inside lists or structs")
-    found = cast_column(field.name, column, kind)
+    found = cast_column(field.name, column, _type_of(field, ()))
     return found.cast(pa.int64()) if _is_time(field) else found

@@ -149,6 +149,21 @@ def test_generated_class_is_accepted_and_columns_are_chosen() -> None:
     assert found.batches[0].to_pylist() == [{"t_nanos": 7}]
 
 
+def test_field_inside_a_struct_may_be_called_timestamp() -> None:
+    """Only fields of the type Timestamp are refused there."""
+    file = descriptor_pb2.FileDescriptorProto(name="log.proto", package="log", syntax="proto3")
+    file.message_type.add(name="Line").field.add(name="timestamp", number=1, type=_F.TYPE_INT64, label=1)
+    file.message_type.add(name="Log").field.add(
+        name="lines", number=1, type=_F.TYPE_MESSAGE, label=_F.LABEL_REPEATED, type_name=".log.Line"
+    )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    kind = Protobuf(message_factory.GetMessageClass(pool.FindMessageTypeByName("log.Log")))
+    batch = pa.record_batch({"lines": [[{"timestamp": 5}]]})
+    values = kind.encoder(batch.schema).encode(batch)
+    assert kind.decoder().decode(values).batches[0].to_pylist() == batch.to_pylist()
+
+
 def test_rows_that_do_not_fit_the_message_are_not_encoded(orders: Protobuf) -> None:
     for rows, fault in (
         (pa.record_batch({"nothing": [1]}), "columns of shop.Order, got 'nothing'"),
