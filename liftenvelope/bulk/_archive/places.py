@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -181,8 +182,10 @@ class _Local:
             if path.is_dir():
                 if self._names.is_searched(path.name):
                     yield from self._found(path, f"{below}{path.name}/")
-            elif (found := self._names.parse(below + path.name, path.stat().st_size)) is not None:
-                yield found
+            elif (found := self._names.parse(below + path.name, 0)) is not None:
+                # Runs of other partitions go on meanwhile, and delete files without rows.
+                with contextlib.suppress(FileNotFoundError):
+                    yield replace(found, nbytes=path.stat().st_size)
 
     def draft(self, partition: int, start: int) -> Path:
         return self._folder / self._names.draft(partition, start)

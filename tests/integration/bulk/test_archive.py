@@ -341,6 +341,18 @@ def test_what_a_killed_run_has_left_is_no_hindrance(url: str, name: str, tmp_pat
     )
 
 
+def test_files_that_other_runs_rename_or_delete_meanwhile_do_no_harm(
+    url: str, name: str, tmp_path: Path
+) -> None:
+    """A link without a target is listed and not there, as a file that is gone a moment later."""
+    make_stream(url, name)
+    publish(url, numbered(name, 10))
+    for gone in ("other-0-00000000000000000000.parquet.part", f"{name}-1-{0:020}-{9:020}.parquet"):
+        (tmp_path / gone).symlink_to(tmp_path / "nothing")
+    assert bulk.to_parquet(url, name, tmp_path).rows == 10
+    assert bulk.to_parquet(url, name, tmp_path).rows == 0
+
+
 def test_where_there_are_no_locks(
     url: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
