@@ -51,7 +51,7 @@ class ArrowBatches(InferredFormat):
     the message bad.
 
     Attributes:
-        schema: Columns. Default: those of the first message of the range that is a record batch.
+        schema: Columns. Default: those of the first message of the range that is a record batch with columns.
         sample: Number of first messages among which a record batch is looked for. Default 100.
         compression: Compression of the buffers in a write: ``"lz4"``, ``"zstd"`` or None (default).
         max_decoded_bytes: Largest size of the buffers of a message in bytes, after decompression and with
@@ -102,7 +102,7 @@ class ArrowBatches(InferredFormat):
                 check_names("schema", found)
             except (ValueError, UsageError):
                 continue
-            if _null_bytes(found) <= self.max_decoded_bytes:
+            if len(found) and _null_bytes(found) <= self.max_decoded_bytes:
                 return found
         return pa.schema([])
 

@@ -95,7 +95,9 @@ def test_slice_of_an_array_of_another_type_is_read() -> None:
 def test_schema_is_that_of_the_first_good_message() -> None:
     decoder = ArrowBatches().decoder(array(b"oops", message(ROWS)))
     assert decoder.schema == ROWS.schema
-    assert ArrowBatches().decoder(array(b"oops")).schema == pa.schema([])
+    empty = message(pa.record_batch({}))
+    assert ArrowBatches().decoder(array(empty, message(ROWS))).schema == ROWS.schema
+    assert ArrowBatches().decoder(array(b"oops", empty)).schema == pa.schema([])
     with pytest.raises(UsageError, match="schema must be given"):
         ArrowBatches().decoder()
 
