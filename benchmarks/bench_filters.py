@@ -32,6 +32,11 @@ _BY_START: Final = (
     "A read connects, counts the messages on each subject and makes its consumer within its time; the other "
     "begins with all of that done."
 )
+# Measured in the threads of the read, 25 rounds of each in turn: their ratio was 0.996.
+_BY_MASK: Final = (
+    "A read asks the server for the subjects that match, in 0.3 ms, and compares the 100 subjects of each "
+    "batch of 65,536 rows with the filter, in 0.3 ms: 3 % of its processor time. Single rounds vary by more."
+)
 
 
 def _filled(url: str, count: int) -> str:
@@ -107,7 +112,7 @@ def test_read_some_subjects(
 
 def test_full_read_with_a_filter_for_everything(compare: Comparison, jetstream: NatsServer) -> None:
     """What the reader's own filter costs. The time of a read is that of the server, which varies by half."""
-    count, url = compare.amount(100_000, 1_000), jetstream.url
+    count, url = compare.amount(500_000, 1_000), jetstream.url
     stream = _filled(url, count)
 
     def reading(subjects: list[str] | None) -> Round:
@@ -121,6 +126,6 @@ def test_full_read_with_a_filter_for_everything(compare: Comparison, jetstream: 
     compare(
         f"bulk.read(subjects=), all of {SUBJECTS} subjects, {SIZE} B, processor time",
         reading([f"{stream}.*"]),
-        Peer("bulk.read", reading(None), 0.9),
+        Peer("bulk.read", reading(None), 0.9, _BY_MASK),
         rate=True,
     )
