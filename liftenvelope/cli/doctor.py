@@ -110,7 +110,12 @@ def _show(findings: list[Finding]) -> None:
         if one.remedy:
             click.echo(f"{'':{width}}    remedy: {shown(one.remedy)}")
     counts = Counter(one.status for one in findings)
-    click.echo(", ".join(f"{counts[one]} {one}" for one in FindingStatus))
+    click.echo(", ".join(_counted(counts[one], one) for one in FindingStatus))
+
+
+def _counted(number: int, status: FindingStatus) -> str:
+    is_noun = status in (FindingStatus.WARNING, FindingStatus.PROBLEM)
+    return counted(number, status) if is_noun else f"{number:,} {status}"
 
 
 def _failed(check: str, error: Exception, remedy: str = "") -> Finding:

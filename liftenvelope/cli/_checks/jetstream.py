@@ -65,7 +65,7 @@ def _storage_rules() -> Iterator[Rule[StreamInfo]]:
         check="streams without publish acks",
         test=lambda info: "no_ack" if info.config.no_ack else None,
         expected="no_ack is false, so that a publisher learns that a message is lost",
-        remedy="update the stream with no_ack=False, or by: nats stream edit STREAM --ack",
+        remedy="set no_ack to false, as by: nats stream edit STREAM --ack",
         status=FindingStatus.PROBLEM,
     )
     yield Rule(

@@ -121,8 +121,8 @@ def test_misconfigured_streams_and_consumers_are_named(server: NatsServer) -> No
 def test_text_for_people_has_remedies_and_a_summary(server: NatsServer) -> None:
     done = run("doctor", "--url", f"nats://admin:secret@{server.address}")
     assert "problem  streams without publish acks: 1 of 6 streams: SILENT (no_ack)\n" in done.stdout
-    assert "remedy: update the stream with no_ack=False" in done.stdout
-    assert ", 8 warning, 1 problem, 2 skipped" in done.stdout
+    assert "remedy: set no_ack to false" in done.stdout
+    assert ", 8 warnings, 1 problem, 2 skipped" in done.stdout
     assert done.stderr == "Error: 1 problem found\n"
 
 
