@@ -22,7 +22,7 @@ from liftenvelope.errors import (
     jetstream_error,
 )
 from liftenvelope.jetstream._records import read_moment
-from liftenvelope.jetstream.api import Api, encode_payload, natural, read_as
+from liftenvelope.jetstream.api import Api, encode_payload, natural, parse_ns, read_as
 from liftenvelope.jetstream.statuses import status_number
 from liftenvelope.nats.expiry import catch_up
 from liftenvelope.nats.headers import Headers, headers_of
@@ -62,6 +62,7 @@ class StoredMessage:
         headers: Headers. If a name is repeated, a direct read through nats-py keeps only its last value. An
             accelerated connection, or a read that is not direct, keeps all values.
         time: Time when the message was stored, in UTC, to the microsecond.
+        timestamp_ns: The same time, in nanoseconds since 1970.
         pending: In a batch: number of further matches, in this batch or after it. None otherwise.
     """
 
@@ -71,6 +72,7 @@ class StoredMessage:
     data: bytes
     headers: Headers
     time: datetime
+    timestamp_ns: int
     pending: int | None = None
 
 
@@ -83,6 +85,7 @@ def stored_message(stream: str, message: Mapping[str, Any]) -> StoredMessage:
         data=base64.b64decode(message.get("data") or ""),
         headers=headers_of(base64.b64decode(message.get("hdrs") or "")),
         time=_time(message["time"]),
+        timestamp_ns=parse_ns(message["time"]),
     )
 
 
@@ -231,5 +234,6 @@ def _direct(answer: _StoredAnswer) -> StoredMessage:
         data=data,
         headers=Headers(pair for pair in headers.pairs if pair[0] not in _ADDED),
         time=_time(headers[_TIME]),
+        timestamp_ns=parse_ns(headers[_TIME]),
         pending=None if pending is None else int(pending),
     )

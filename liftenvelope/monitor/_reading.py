@@ -129,7 +129,7 @@ def _opened(message: StoredMessage) -> Received:
     return opened(
         stream=message.stream,
         sequence=message.sequence,
-        timestamp_ns=round(message.time.timestamp() * 1e6) * 1_000,
+        timestamp_ns=message.timestamp_ns,
         subject=message.subject,
         headers=message.headers.pairs,
         data=message.data,

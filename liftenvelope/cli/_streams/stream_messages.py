@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["delete_message", "get_message", "list_subjects"]
 
 _STREAM: Final = click.argument("name", metavar="STREAM")
-_MICROSECOND: Final = 1_000
 #: Error numbers for a message that does not exist.
 _NO_MESSAGE: Final = (10037, 10043, 10057)
 
@@ -70,11 +69,10 @@ def _naming(stream: str, message: int | str) -> Iterator[None]:
 def _received(message: StoredMessage) -> Received:
     from liftenvelope.monitor.messages import opened
 
-    whole = int(message.time.replace(microsecond=0).timestamp())
     return opened(
         stream=message.stream,
         sequence=message.sequence,
-        timestamp_ns=whole * 10**9 + message.time.microsecond * _MICROSECOND,
+        timestamp_ns=message.timestamp_ns,
         subject=message.subject,
         headers=message.headers.pairs,
         data=message.data,
