@@ -12,7 +12,7 @@ from rich.table import Table
 from liftenvelope.cli._connecting.servers import json_option
 from liftenvelope.cli._connecting.termination import run_until_terminated
 from liftenvelope.cli._demo_job import BROKERS, DemoReport, Job, run_demo
-from liftenvelope.cli._options.names import with_option_name
+from liftenvelope.cli._options.names import with_option_names
 from liftenvelope.cli._output.terminal import echo_json
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
@@ -51,7 +51,7 @@ def demo(
             messages=messages, size=size, window=window, nats_url=url, liftbridge=liftbridge, broker=broker
         )
     except UsageError as exc:
-        raise click.UsageError(with_option_name(str(exc))) from exc
+        raise click.UsageError(with_option_names(str(exc))) from exc
     try:
         report = run_until_terminated(_run(job))
     except LiftEnvelopeError as exc:

@@ -208,16 +208,17 @@ def fail_cleanly(work: Callable[[], object]) -> None:
         click.ClickException: ``work`` failed.
         BrokenPipeError: The reader of the output has closed the pipe.
     """
-    from liftenvelope.cli._options.names import with_option_name
+    from liftenvelope.cli._options.names import with_option_names
     from liftenvelope.cli._output.terminal import shown
     from liftenvelope.errors import LiftEnvelopeError, UsageError
 
     try:
         work()
     except UsageError as exc:
-        raise click.UsageError(shown(with_option_name(str(exc)), keep="\n")) from exc
+        raise click.UsageError(shown(with_option_names(str(exc)), keep="\n")) from exc
     except BrokenPipeError:  # click exits silently
         raise
     except (LiftEnvelopeError, OSError) as exc:
         # Errors repeat names and texts of servers.
-        raise click.ClickException(shown(str(exc), keep="\n") or type(exc).__name__) from exc
+        text = shown(with_option_names(str(exc)), keep="\n")
+        raise click.ClickException(text or type(exc).__name__) from exc

@@ -202,7 +202,7 @@ class _Taking:
         if config.ack_policy == "none":
             return f"consumer {self.consumer.name} has no acks"
         wait = max(config.backoff, default=config.ack_wait or 0)
-        again = f"within {wait:g} s, unless max_deliver is reached"
+        again = f"within {wait:g} s, unless this was their last delivery"
         return f"acked none of {counted(self.shown, 'message')}: the server redelivers them {again}"
 
     async def _reason(self) -> str:
@@ -212,5 +212,6 @@ class _Taking:
         if info.paused:
             return f": the consumer is paused, {info.pause_remaining:.0f} s left. See consumer resume"
         if 0 < most <= info.num_ack_pending:
-            return f": {counted(most, 'message')} wait for acks, which is max_ack_pending. See consumer edit"
+            waiting = f"{counted(most, 'message')} wait for acks, as many as may"
+            return f": {waiting}. See consumer edit --max-pending"
         return f": the consumer has {info.num_pending:,} unprocessed, {info.num_ack_pending:,} wait for acks"

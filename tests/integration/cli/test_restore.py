@@ -96,13 +96,15 @@ def test_typed_rows_become_messages(url: str, name: str, copy: str, tmp_path: Pa
     assert found == facts(copy, messages, 0, verified=messages)
     assert values(url, copy) == values(url, name)
     error = error_of("restore", str(tmp_path), copy, "--archived-stream", name, "--url", url, code=2)
-    assert "payload must be that of the archive" in error
+    assert "--payload must be that of the archive" in error
 
 
 def test_errors_say_what_to_change(url: str, name: str, copy: str, tmp_path: Path) -> None:
     words = ("restore", str(tmp_path), copy, "--url", url)
-    assert "FOLDER must have files of partition 0" in error_of(*words, code=2)
-    assert "payload must be a name or a JSON object" in error_of(*words, "--payload", "{", code=2)
+    empty = error_of(*words, code=2)
+    assert empty.startswith("Error: FOLDER must have files of partition 0")
+    assert empty.endswith("by --archived-stream, or give the folder of a backup")
+    assert "--payload must be a name or a JSON object" in error_of(*words, "--payload", "{", code=2)
     assert "--verify must be left out with --dry-run" in error_of(*words, "--verify", "--dry-run", code=2)
     missing = error_of("restore", f"{tmp_path}/none", copy, "--url", url, code=2)
     assert missing == f"Error: FOLDER must be a folder that exists, or a URL, got '{tmp_path}/none'"
