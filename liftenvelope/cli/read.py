@@ -84,6 +84,13 @@ if TYPE_CHECKING:
     type=click.IntRange(min=0),
     help="With --payload arrow, and an offset in --start: first row of that message, to go on inside it.",
 )
+@click.option(
+    "--on-retention",
+    type=click.Choice(["fail", "skip"]),
+    default="fail",
+    show_default=True,
+    help="If messages to read are gone from the beginning of the stream: end, or go on without them.",
+)
 @click.option("--follow", is_flag=True, help="Keep waiting for new messages; lines of JSON only.")
 @click.option("--json", "as_json", is_flag=True, help="Print lines of JSON: what --to - does anyway.")
 @click.option("--rotate-rows", type=int, help="With a folder: maximum number of rows in a file.")
@@ -110,6 +117,8 @@ def read(
     if as_json and to != "-":
         raise click.UsageError(f"--json must be left out with --to {to}, which names the format")
     fail_cleanly(lambda: as_local_path("--to", to))
+    if how["on_retention"] == "fail":
+        how["on_retention"] = "raise"
     how["start"] = start if start is not None else "latest" if follow else "earliest"
     how["partitions"] = list(how["partitions"]) or None
     how["subjects"] = how["subjects"] or None
@@ -149,7 +158,7 @@ def _archive(source: Any, stream: str, to: str, how: dict[str, Any]) -> None:
     with bulk.ProgressBar(shown(stream)) as bar:
         done = bulk.to_parquet(source, stream, to, progress=bar, **how)
     rows, files = counted(done.rows, "row"), counted(len(done.files), "file")
-    click.echo(f"{rows} in {files}, {done.bytes:,} bytes", err=True)
+    click.echo(f"{rows} in {files}, {counted(done.bytes, 'byte')}", err=True)
 
 
 def _first(reader: pa.RecordBatchReader, limit: int | None) -> pa.RecordBatchReader:
@@ -174,7 +183,7 @@ def _save(source: Any, stream: str, to: str, how: dict[str, Any], limit: int | N
 
     with bulk.ProgressBar(shown(stream)) as bar:
         rows = save_parquet(_first(bulk.read(source, stream, progress=bar, **how), limit), Path(to))
-    click.echo(f"{rows:,} rows", err=True)
+    click.echo(counted(rows, "row"), err=True)
 
 
 def _print(

@@ -55,6 +55,17 @@ def test_onto_the_terminal(url: str) -> None:
     assert set(rows[0]) == {"value", "headers", "offset", "timestamp", "partition", "subject"}
 
 
+def test_messages_that_retention_took_end_a_read_or_are_skipped(url: str, name: str) -> None:
+    make_stream(url, name, max_msgs=2)
+    publish(url, numbered(name, 5))
+    words = ("read", name, "--start", "1", "--columns", "offset", "--url", url)
+    done = run(*words)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.endswith("read from --start 3 or 'earliest', or with --on-retention skip\n")
+    done = run(*words, "--on-retention", "skip")
+    assert (done.exit_code, done.stdout) == (0, '{"offset": 3}\n{"offset": 4}\n')
+
+
 def offsets(*arguments: str) -> list[int]:
     done = run("read", "numbers", *arguments)
     assert done.exit_code == 0, done.output
