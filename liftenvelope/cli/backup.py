@@ -8,7 +8,7 @@ import click
 
 from liftenvelope.cli._connecting.servers import json_option, with_source
 from liftenvelope.cli._options.places import SizeType, fail_cleanly
-from liftenvelope.cli._output.terminal import report, shown
+from liftenvelope.cli._output.terminal import counted, report, shown
 
 
 @click.command()
@@ -34,9 +34,9 @@ def backup(stream: str, folder: str, source: Any, no_consumers: bool, as_json: b
 
         with bulk.ProgressBar(shown(stream)) as bar:
             done = bulk.backup(source, stream, folder, consumers=not no_consumers, progress=bar, **how)
-        sentence = f"{done.messages:,} messages and {done.consumers:,} consumers in {done.size:,} bytes"
+        held = f"{counted(done.messages, 'message')} and {counted(done.consumers, 'consumer')}"
         names = ("messages", "consumers", "oldest", "end", "size")
         facts = {name: getattr(done, name) for name in names}
-        report(sentence, as_json, stream=stream, folder=folder, **facts)
+        report(f"{held} in {counted(done.size, 'byte')}", as_json, stream=stream, folder=folder, **facts)
 
     fail_cleanly(work)

@@ -10,7 +10,7 @@ import click
 
 from liftenvelope.cli._connecting.servers import json_option, with_source
 from liftenvelope.cli._options.places import fail_cleanly
-from liftenvelope.cli._output.terminal import report, shown
+from liftenvelope.cli._output.terminal import counted, report, shown
 
 #: Options for archives alone, with their defaults.
 _DEFAULTS: Final = {
@@ -103,7 +103,8 @@ def _from_backup(
     )
     names = ("messages", "missing", "consumers", "oldest", "end")
     facts = {name: getattr(done, name) for name in names}
-    return f"{done.messages:,} messages and {done.consumers:,} consumers {verb}{missing}", facts
+    held = f"{counted(done.messages, 'message')} and {counted(done.consumers, 'consumer')}"
+    return f"{held} {verb}{missing}", facts
 
 
 def _settings(text: str) -> dict[str, Any]:
@@ -140,4 +141,4 @@ def _sentence(done: Any, dry_run: bool) -> str:
     verb = "to publish" if dry_run else "published"
     verified = f", {done.verified:,} verified" if done.verified else ""
     offsets = "each keeps its offset" if done.keeps_offsets else "offsets differ from the archive"
-    return f"{done.rows:,} messages {verb}, {done.skipped:,} stored before{verified}; {offsets}"
+    return f"{counted(done.rows, 'message')} {verb}, {done.skipped:,} stored before{verified}; {offsets}"

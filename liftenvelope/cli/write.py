@@ -13,7 +13,7 @@ from liftenvelope.cli._connecting.servers import CommandServers, json_option, na
 from liftenvelope.cli._connecting.termination import run_until_terminated
 from liftenvelope.cli._options.payload import payload_of, with_payload
 from liftenvelope.cli._options.places import check_file, check_lines, check_open, fail_cleanly
-from liftenvelope.cli._output.terminal import echo_json
+from liftenvelope.cli._output.terminal import counted, echo_json
 
 
 @click.command()
@@ -109,4 +109,4 @@ def _write(source: Any, stream: str, origin: str, how: dict[str, Any], as_json: 
     if as_json:
         echo_json({"stream": stream, "acked": done.acked, "duplicates": done.duplicates})
         return
-    click.echo(f"{done.acked:,} rows stored, {done.duplicates:,} of them before", err=True)
+    click.echo(f"{counted(done.acked, 'row')} stored, {done.duplicates:,} of them before", err=True)

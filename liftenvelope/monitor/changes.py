@@ -148,7 +148,7 @@ class JetStreamChanges:
         if change.confirm != change.stream:
             raise UsageError("confirm must be the name of the stream to purge it")
         deleted = await (await self._js.stream(change.stream)).purge()
-        return f"deleted {deleted:,} messages of {change.stream}"
+        return f"deleted {deleted:,} {'message' if deleted == 1 else 'messages'} of {change.stream}"
 
 
 class LiftbridgeChanges:
