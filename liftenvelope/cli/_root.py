@@ -86,12 +86,15 @@ def root() -> None:
 @root.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    r"""Print the completion script for SHELL.
+    """Print the completion script for SHELL.
+
+    Add one of these lines to the start-up file of the shell:
 
     \b
-    bash, zsh:  eval "$(liftenvelope completion bash)"
-    fish:       liftenvelope completion fish | source
-    """
+    eval "$(liftenvelope completion bash)"
+    eval "$(liftenvelope completion zsh)"
+    liftenvelope completion fish | source
+    """  # noqa: D301 - click knows the control character alone
     kind = get_completion_class(shell)
     assert kind is not None
     click.echo(kind(root, {}, "liftenvelope", "_LIFTENVELOPE_COMPLETE").source())

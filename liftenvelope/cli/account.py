@@ -27,7 +27,7 @@ def account() -> None:
 @json_option
 @on_servers
 async def info_of_account(servers: CommandServers, as_json: bool) -> None:
-    """Show what the account of this user holds in JetStream, and how much it may."""
+    """Show limits and use of the account of this user in JetStream."""
     servers.need("nats", "account info")
     async with servers.jetstream() as js:
         info = await js.account_info()

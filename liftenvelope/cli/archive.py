@@ -24,7 +24,7 @@ _LOG: Final = logging.getLogger("liftenvelope.archive")
 @click.command()
 @click.option("--config", required=True, metavar="FILE", help="TOML file: docs/archiving.md lists its keys.")
 @click.option(
-    "--once", is_flag=True, help="Run each pipeline once. Exit status 1 if one failed or did not begin."
+    "--once", is_flag=True, help="Run each pipeline once. The exit code is 1 if one failed or did not begin."
 )
 @click.option("--check", is_flag=True, help="Validate the file, print it as JSON, and exit with 0 or 2.")
 @click.option(

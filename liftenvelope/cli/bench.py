@@ -15,7 +15,7 @@ from liftenvelope._checks import as_seconds
 from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._latencies import PERCENTILES, bars, buckets, percentile, shown_seconds
 from liftenvelope.cli._options.lists import with_options
-from liftenvelope.cli._options.places import SizeType, StartType
+from liftenvelope.cli._options.places import DurationType, SizeType, StartType
 from liftenvelope.cli._output.terminal import echo_json, print_facts, print_table
 from liftenvelope.cli._runs import RunFiles, SavedRun, compared, run_options
 from liftenvelope.cli._streams.following import read_stream
@@ -320,7 +320,7 @@ async def _publish(send: _Send, count: int, size: int) -> _Measured:
     help="First message, as in subscribe. With new, the latency from storing to reading is measured too.",
 )
 @click.option(
-    "--idle", type=float, default=5.0, show_default=True, help="Seconds of silence after which to end."
+    "--idle", type=DurationType(), default="5s", show_default=True, help="Silence after which to end."
 )
 @run_options
 @json_option

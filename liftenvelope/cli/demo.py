@@ -13,13 +13,14 @@ from liftenvelope.cli._connecting.servers import json_option
 from liftenvelope.cli._connecting.termination import run_until_terminated
 from liftenvelope.cli._demo_job import BROKERS, DemoReport, Job, run_demo
 from liftenvelope.cli._options.names import with_option_names
+from liftenvelope.cli._options.places import SizeType
 from liftenvelope.cli._output.terminal import echo_json
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 
 @click.command()
 @click.option("--messages", default=100_000, show_default=True, help="Number of envelopes to publish.")
-@click.option("--size", default=256, show_default=True, help="Size of each value in bytes.")
+@click.option("--size", type=SizeType(), default=256, show_default=True, help="Bytes of each value.")
 @click.option(
     "--window", default=1_000, show_default=True, help="Maximum number of envelopes waiting for acks."
 )
@@ -44,7 +45,7 @@ def demo(
 ) -> None:
     """Publish envelopes on NATS to the gateway or a Liftbridge server, and verify every ack.
 
-    Exits with 1 if a message is lost.
+    The exit code is 1 if a message is lost.
     """
     try:
         job = Job(

@@ -102,7 +102,14 @@ def _print(found: GroupDescription) -> None:
 @group.command("reset")
 @_NAME
 @_TOPIC
-@click.option("--partition", "-p", "partitions", multiple=True, type=click.IntRange(min=0), help="Partition.")
+@click.option(
+    "--partition",
+    "-p",
+    "partitions",
+    multiple=True,
+    type=click.IntRange(min=0),
+    help="Partition; repeatable.  [default: all]",
+)
 @click.option("--to-earliest", is_flag=True, help="Go on at the oldest message.")
 @click.option("--to-latest", is_flag=True, help="Go on after the newest message.")
 @click.option("--to-offset", type=click.IntRange(min=0), help="Go on at this offset.")

@@ -41,7 +41,7 @@ _ADDRESS: Final = "127.0.0.1:8040"
 @click.option(
     "--interval",
     type=DurationType(),
-    default=2.0,
+    default="2s",
     show_default=True,
     help="Time between two samples.",
 )

@@ -32,9 +32,7 @@ _IN_FLIGHT: Final = 1_000
 @click.argument("value", required=False)
 @click.option("--file", "-f", "file", metavar="PATH", help="File with the value; - for standard input.")
 @click.option("--key", "-k", help="Key of the message: with Liftbridge, or with --envelope.")
-@click.option(
-    "--header", "-H", "headers", multiple=True, metavar="NAME=VALUE", help="Header; may be repeated."
-)
+@click.option("--header", "-H", "headers", multiple=True, metavar="NAME=VALUE", help="Header; repeatable.")
 @click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="Number of copies.")
 @click.option(
     "--lines", is_flag=True, help="Publish each line of the file or of standard input as a message."

@@ -15,6 +15,7 @@ from liftenvelope.cli._connecting.servers import with_source
 from liftenvelope.cli._options.payload import bad_messages, payload_of, with_payload
 from liftenvelope.cli._options.places import (
     PlaceType,
+    SizeType,
     StartType,
     check_folder,
     check_lines,
@@ -51,7 +52,13 @@ if TYPE_CHECKING:
     help="Offset or time to stop before, or latest.  [default: the end]",
 )
 @click.option("--limit", "-n", type=click.IntRange(min=1), help="Number of rows after which to end.")
-@click.option("--partition", "partitions", multiple=True, type=int, help="Partition to read; repeatable.")
+@click.option(
+    "--partition",
+    "partitions",
+    multiple=True,
+    type=click.IntRange(min=0),
+    help="Partition to read; repeatable.",
+)
 @click.option(
     "--subject",
     "subjects",
@@ -93,8 +100,12 @@ if TYPE_CHECKING:
 )
 @click.option("--follow", is_flag=True, help="Keep waiting for new messages; lines of JSON only.")
 @click.option("--json", "as_json", is_flag=True, help="Print lines of JSON: what --to - does anyway.")
-@click.option("--rotate-rows", type=int, help="With a folder: maximum number of rows in a file.")
-@click.option("--rotate-bytes", type=int, help="With a folder: size in bytes at which a file ends.")
+@click.option(
+    "--rotate-rows", type=click.IntRange(min=1), help="With a folder: maximum number of rows in a file."
+)
+@click.option(
+    "--rotate-bytes", type=SizeType(), help="With a folder: size at which a file ends, such as 1GB."
+)
 @with_source
 def read(
     stream: str,

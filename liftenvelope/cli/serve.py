@@ -63,7 +63,7 @@ def _read_config(context: click.Context, _: click.Parameter, path: str | None) -
     "limits",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Limit on clients, such as max_connections=100; may be repeated. docs/limits.md lists all.  "
+    help="Limit on clients, such as max_connections=100; repeatable. docs/limits.md lists all.  "
     f"[env var: {PREFIX}LIMIT_NAME]",
 )
 @click.pass_context

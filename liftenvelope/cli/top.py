@@ -31,7 +31,7 @@ _HINT: Final = Text("q quits, s sorts by rate, messages or name", style="bright_
 
 @click.command()
 @click.option(
-    "--interval", type=DurationType(), default=1.0, show_default=True, help="Time between two samples."
+    "--interval", type=DurationType(), default="1s", show_default=True, help="Time between two samples."
 )
 @click.option("--once", is_flag=True, help="Print one screen and end. The default if there is no terminal.")
 @group_prefix_option

@@ -42,7 +42,7 @@ from liftenvelope.cli._output.terminal import counted, echo_json
 @with_payload(
     "Format of the values, encoded from the columns of a .parquet file that a stream does not have."
 )
-@click.option("--partition", type=int, help="Liftbridge: partition of all rows.")
+@click.option("--partition", type=click.IntRange(min=0), help="Liftbridge: partition of all rows.")
 @click.option(
     "--create",
     is_flag=True,

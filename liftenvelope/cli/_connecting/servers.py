@@ -20,7 +20,7 @@ from liftenvelope._checks import as_seconds
 from liftenvelope._secrets import without_secrets
 from liftenvelope.cli._connecting.contexts import NatsContext, context_names, read_context, selected_context
 from liftenvelope.cli._connecting.termination import run_until_terminated
-from liftenvelope.cli._options.places import fail_cleanly
+from liftenvelope.cli._options.places import DurationType, fail_cleanly
 from liftenvelope.errors import (
     CallTimeoutError,
     ConnectionClosedError,
@@ -409,11 +409,10 @@ _CONTEXT = click.option(
 )
 _TIMEOUT = click.option(
     "--timeout",
-    type=float,
-    default=_TIMEOUT_DEFAULT,
+    type=DurationType(),
+    default=f"{_TIMEOUT_DEFAULT:g}s",
     show_default=True,
-    metavar="SECONDS",
-    help="Seconds to wait for a connection, an answer or an ack.",
+    help="Time to wait for a connection, an answer or an ack.",
 )
 
 

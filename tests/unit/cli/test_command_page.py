@@ -14,6 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from liftenvelope.cli._options.places import DurationType
 from liftenvelope.cli._root import root
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "command.md").read_text("utf-8")
@@ -96,6 +97,22 @@ def test_options_are_in_the_table_of_their_section(name: str, section: str) -> N
 def test_help_is_a_sentence(name: str) -> None:
     first = (ALL[name].help or "").strip().splitlines()[0]
     assert first[0].isupper()
+
+
+def test_help_of_completion_has_a_line_for_each_shell() -> None:
+    shown = CliRunner().invoke(root, ["completion", "--help"]).stdout
+    for line in (
+        'eval "$(liftenvelope completion bash)"',
+        'eval "$(liftenvelope completion zsh)"',
+        "liftenvelope completion fish | source",
+    ):
+        assert f"\n  {line}\n" in shown
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_times_are_durations_unless_the_help_names_seconds(name: str) -> None:
+    times = [one for one in ALL[name].params if one.name in ("timeout", "interval", "idle", "wait")]
+    assert all(isinstance(one.type, DurationType) for one in times)
 
 
 def test_every_command_but_completion_can_print_json() -> None:
