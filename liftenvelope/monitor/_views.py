@@ -104,8 +104,9 @@ class View:
         consumers = [one for one in snapshot.consumers.values() if one.stream == name]
         groups = [one for one in snapshot.groups.values() if any(row.topic == name for row in one.partitions)]
         rates = [self._rates(history, "stream", name)]
-        if len(stream.partitions) > 1:
-            numbers = [part.number for part in stream.partitions[:_MAX_LINES]]
+        # The rate of all partitions is true, and that of the first ones alone would be taken for it.
+        if 1 < len(stream.partitions) <= _MAX_LINES:
+            numbers = [part.number for part in stream.partitions]
             rates = [self._rates(history, "partition", name, number) for number in numbers]
         lags = [self._points(history, "consumer", name, one.name) for one in consumers[:_MAX_LINES]]
         lags += [self._points(history, "group", one.name) for one in groups[: _MAX_LINES - len(lags)]]

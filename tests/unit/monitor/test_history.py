@@ -23,6 +23,7 @@ from liftenvelope.monitor import (
     StreamSample,
     alerts,
 )
+from liftenvelope.monitor._views import View
 
 
 def snapshot(at: float, **ends: int) -> Snapshot:
@@ -105,6 +106,31 @@ class TestHistory:
         history.add(Snapshot(at=1.0, kind="jetstream", groups={"g": group}))
         assert history.series("group", "g").last == 3.0
         assert history.series("member", "g", "t", 0).last == 3.0
+
+
+class TestView:
+    @pytest.mark.parametrize(
+        ("partitions", "keys"),
+        [
+            (1, [["stream", "orders"]]),
+            (16, [["partition", "orders", number] for number in range(16)]),
+            (17, [["stream", "orders"]]),
+        ],
+    )
+    def test_rate_of_a_stream_is_plotted_whole_if_it_has_many_partitions(
+        self, partitions: int, keys: list[object]
+    ) -> None:
+        history = History()
+        for second in (1.0, 2.0):
+            parts = [
+                PartitionSample(number=number, at=second, end=round(second)) for number in range(partitions)
+            ]
+            streams = {"orders": StreamSample(name="orders", partitions=parts)}
+            history.add(Snapshot(at=second, kind="liftbridge", streams=streams))
+        series = View("stream", ["orders"]).update(history)["series"]
+        assert isinstance(series, list)
+        assert [line["key"] for line in series] == keys
+        assert sum(line["values"][-1] for line in series) == partitions
 
 
 class TestAlerts:
