@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from liftenvelope.cli._options.places import AddressType
+from liftenvelope.cli._options.places import AddressType, complete_path
 from liftenvelope.cli._output.terminal import echo_json, shown
 from liftenvelope.cli._serving.logging import start_logging
 from liftenvelope.cli._serving.settings import LEVELS
@@ -22,7 +22,13 @@ _LOG: Final = logging.getLogger("liftenvelope.archive")
 
 
 @click.command()
-@click.option("--config", required=True, metavar="FILE", help="TOML file: docs/archiving.md lists its keys.")
+@click.option(
+    "--config",
+    required=True,
+    metavar="FILE",
+    shell_complete=complete_path,
+    help="TOML file: docs/archiving.md lists its keys.",
+)
 @click.option(
     "--once", is_flag=True, help="Run each pipeline once. The exit code is 1 if one failed or did not begin."
 )

@@ -7,13 +7,13 @@ from typing import Any
 import click
 
 from liftenvelope.cli._connecting.servers import json_option, with_source
-from liftenvelope.cli._options.places import SizeType, fail_cleanly
+from liftenvelope.cli._options.places import SizeType, complete_path, fail_cleanly
 from liftenvelope.cli._output.terminal import counted, report, shown
 
 
 @click.command()
 @click.argument("stream")
-@click.argument("folder")
+@click.argument("folder", shell_complete=complete_path)
 @click.option("--no-consumers", is_flag=True, help="Leave the consumers and their state out.")
 @click.option(
     "--max-bytes",

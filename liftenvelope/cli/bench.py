@@ -15,7 +15,7 @@ from liftenvelope._checks import as_seconds
 from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._latencies import PERCENTILES, bars, buckets, percentile, shown_seconds
 from liftenvelope.cli._options.lists import with_options
-from liftenvelope.cli._options.places import DurationType, SizeType, StartType
+from liftenvelope.cli._options.places import DurationType, NumberType, SizeType, StartType
 from liftenvelope.cli._output.terminal import echo_json, print_facts, print_table
 from liftenvelope.cli._runs import RunFiles, SavedRun, compared, run_options
 from liftenvelope.cli._streams.following import read_stream
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["bench"]
 
 _COUNT: Final = click.option(
-    "--count", "-n", type=click.IntRange(min=1), default=10_000, show_default=True, help="Messages."
+    "--count", "-n", type=NumberType(min=1), default=10_000, show_default=True, help="Messages."
 )
 #: Publishes a message, and returns the future of its ack.
 _Send: TypeAlias = Callable[
@@ -122,7 +122,7 @@ _publishing_options: Final = with_options(
     click.option("--size", type=SizeType(), default=128, show_default=True, help="Bytes of each payload."),
     click.option(
         "--in-flight",
-        type=click.IntRange(min=1),
+        type=NumberType(min=1),
         default=1_000,
         show_default=True,
         help="Messages that may wait for their acks at a time.",
@@ -195,7 +195,7 @@ class _BenchRun:
 @click.argument("target", metavar="TARGET")
 @_publishing_options
 @click.option(
-    "--partition", "-p", type=click.IntRange(min=0), help="Liftbridge: partition.  [default: all in turn]"
+    "--partition", "-p", type=NumberType(min=0), help="Liftbridge: partition.  [default: all in turn]"
 )
 @on_servers
 async def bench_publishing(servers: CommandServers, partition: int | None, **options: Any) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
-from liftenvelope.cli._options.places import DurationType
+from liftenvelope.cli._options.places import DurationType, NumberType
 from liftenvelope.cli._output.confirming import confirm, yes_option
 from liftenvelope.cli._output.terminal import echo_json, plain, print_facts, print_table, report, shown_time
 from liftenvelope.cli._streams.config_changes import own_metadata, print_changes, refused_change, setting_text
@@ -155,7 +155,7 @@ async def resume_consumer(servers: CommandServers, stream: str, name: str, as_js
 @_NAME
 @click.option(
     "--to-sequence",
-    type=click.IntRange(min=1),
+    type=NumberType(min=1),
     help="Stream sequence to go on at.  [default: that after the ack floor]",
 )
 @json_option

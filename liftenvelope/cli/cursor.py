@@ -7,6 +7,7 @@ from typing import Final
 import click
 
 from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
+from liftenvelope.cli._options.places import NumberType
 from liftenvelope.cli._output.terminal import report
 from liftenvelope.errors import NoCursorError, NoSuchPartitionError
 
@@ -17,7 +18,7 @@ _STREAM: Final = click.argument("stream", metavar="STREAM")
 _PARTITION: Final = click.option(
     "--partition",
     "-p",
-    type=click.IntRange(min=0),
+    type=NumberType(min=0),
     default=0,
     show_default=True,
     help="Number of the partition.",
@@ -50,7 +51,7 @@ async def get_cursor(
 @cursor.command("set")
 @_CURSOR
 @_STREAM
-@click.argument("offset", type=click.IntRange(min=0))
+@click.argument("offset", type=NumberType(min=0))
 @_PARTITION
 @json_option
 @on_servers

@@ -14,7 +14,7 @@ import click
 
 from liftenvelope._checks import require
 from liftenvelope.cli._connecting.servers import json_option
-from liftenvelope.cli._options.places import AddressType
+from liftenvelope.cli._options.places import AddressType, NumberType, complete_path
 from liftenvelope.cli._output.terminal import echo_json, shown
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
@@ -43,7 +43,7 @@ _IN_USE: Final = "address already in use"
 @click.command()
 @click.option(
     "--nats-port",
-    type=click.IntRange(0, 65535),
+    type=NumberType(0, 65535),
     default=4222,
     show_default=True,
     help="Port of NATS, on the loopback interface; 0 for a free one.",
@@ -72,7 +72,10 @@ _IN_USE: Final = "address already in use"
     help=f"Messages per second to publish on {_STREAM!r}; 0 for no traffic.",
 )
 @click.option(
-    "--data-dir", metavar="DIR", help="Folder that keeps the streams.  [default: a temporary folder]"
+    "--data-dir",
+    metavar="DIR",
+    shell_complete=complete_path,
+    help="Folder that keeps the streams.  [default: a temporary folder]",
 )
 @json_option
 def dev(nats_port: int, listen: str, http: str, rate: float, data_dir: str | None, as_json: bool) -> None:

@@ -10,7 +10,7 @@ import click
 
 from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._groups.prefix import find_group_prefix, group_prefix_option
-from liftenvelope.cli._options.places import PlaceType
+from liftenvelope.cli._options.places import NumberType, PlaceType
 from liftenvelope.cli._output.confirming import confirm, yes_option
 from liftenvelope.cli._output.terminal import echo_json, plain, print_facts, print_table, report, shown
 from liftenvelope.errors import UsageError
@@ -107,12 +107,12 @@ def _print(found: GroupDescription) -> None:
     "-p",
     "partitions",
     multiple=True,
-    type=click.IntRange(min=0),
+    type=NumberType(min=0),
     help="Partition; repeatable.  [default: all]",
 )
 @click.option("--to-earliest", is_flag=True, help="Go on at the oldest message.")
 @click.option("--to-latest", is_flag=True, help="Go on after the newest message.")
-@click.option("--to-offset", type=click.IntRange(min=0), help="Go on at this offset.")
+@click.option("--to-offset", type=NumberType(min=0), help="Go on at this offset.")
 @click.option("--to-datetime", type=PlaceType(), help="Go on at the first message from this time on.")
 @click.option("--dry-run", is_flag=True, help="Show the changes and make none.")
 @group_prefix_option

@@ -14,7 +14,7 @@ import click
 from liftenvelope._checks import require
 from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._groups.prefix import find_group_prefix, group_prefix_option
-from liftenvelope.cli._options.places import AddressType, DurationType
+from liftenvelope.cli._options.places import AddressType, DurationType, NumberType
 from liftenvelope.cli._output.terminal import report, shown
 from liftenvelope.cli._serving.logging import start_logging
 from liftenvelope.errors import UsageError
@@ -53,7 +53,7 @@ _ADDRESS: Final = "127.0.0.1:8040"
 )
 @click.option(
     "--max-pages",
-    type=click.IntRange(1),
+    type=NumberType(1),
     default=32,
     show_default=True,
     help="Pages that may be open at once.",

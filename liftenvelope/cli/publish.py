@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
-from liftenvelope.cli._options.places import SizeType
+from liftenvelope.cli._options.places import NumberType, SizeType, complete_path
 from liftenvelope.cli._output.terminal import counted, echo_json, shown
 from liftenvelope.cli._publishing.line_publishing import LineOptions, publish_lines
 from liftenvelope.cli._publishing.lines import open_bytes
@@ -30,10 +30,17 @@ _IN_FLIGHT: Final = 1_000
 @click.command()
 @click.argument("target", metavar="TARGET")
 @click.argument("value", required=False)
-@click.option("--file", "-f", "file", metavar="PATH", help="File with the value; - for standard input.")
+@click.option(
+    "--file",
+    "-f",
+    "file",
+    metavar="PATH",
+    shell_complete=complete_path,
+    help="File with the value; - for standard input.",
+)
 @click.option("--key", "-k", help="Key of the message: with Liftbridge, or with --envelope.")
 @click.option("--header", "-H", "headers", multiple=True, metavar="NAME=VALUE", help="Header; repeatable.")
-@click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="Number of copies.")
+@click.option("--count", type=NumberType(min=1), default=1, show_default=True, help="Number of copies.")
 @click.option(
     "--lines", is_flag=True, help="Publish each line of the file or of standard input as a message."
 )
@@ -51,14 +58,14 @@ _IN_FLIGHT: Final = 1_000
 )
 @click.option(
     "--in-flight",
-    type=click.IntRange(min=1),
+    type=NumberType(min=1),
     help="With --lines: lines that may wait for their acks at a time.  [default: 1000]",
 )
 @click.option(
     "--envelope", is_flag=True, help="Publish a Liftbridge envelope on NATS, and wait for a server's ack."
 )
 @click.option(
-    "--partition", "-p", type=click.IntRange(min=0), help="Liftbridge: partition.  [default: by the key]"
+    "--partition", "-p", type=NumberType(min=0), help="Liftbridge: partition.  [default: by the key]"
 )
 @click.option(
     "--ack-policy",
@@ -66,12 +73,12 @@ _IN_FLIGHT: Final = 1_000
     help="Liftbridge: when the server acks.  [default: leader]",
 )
 @click.option(
-    "--expected-offset", type=click.IntRange(min=0), help="Liftbridge: offset that the message must get."
+    "--expected-offset", type=NumberType(min=0), help="Liftbridge: offset that the message must get."
 )
 @click.option("--message-id", metavar="ID", help="JetStream: id; a message with the same id is stored once.")
 @click.option(
     "--expected-sequence",
-    type=click.IntRange(min=0),
+    type=NumberType(min=0),
     help="JetStream: last sequence that the stream must have.",
 )
 @click.option("--ttl", metavar="SECONDS", help="JetStream: seconds until the message is deleted, or never.")

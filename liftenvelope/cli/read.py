@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from liftenvelope._checks import as_local_path
+from liftenvelope._checks import MAX_INT64, as_local_path
 from liftenvelope.cli._connecting.servers import with_source
 from liftenvelope.cli._options.payload import bad_messages, payload_of, with_payload
 from liftenvelope.cli._options.places import (
+    NumberType,
     PlaceType,
     SizeType,
     StartType,
     check_folder,
     check_lines,
     check_open,
+    complete_path,
     fail_cleanly,
 )
 from liftenvelope.cli._output.terminal import counted, harmless_json, shown
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     default="-",
     show_default=True,
     metavar="PATH",
+    shell_complete=complete_path,
     help="Local path: a .parquet or .ndjson file; a folder, to which every run adds files; "
     "or - for lines of JSON on standard output.",
 )
@@ -51,12 +54,12 @@ if TYPE_CHECKING:
     type=PlaceType("latest"),
     help="Offset or time to stop before, or latest.  [default: the end]",
 )
-@click.option("--limit", "-n", type=click.IntRange(min=1), help="Number of rows after which to end.")
+@click.option("--limit", "-n", type=NumberType(min=1), help="Number of rows after which to end.")
 @click.option(
     "--partition",
     "partitions",
     multiple=True,
-    type=click.IntRange(min=0),
+    type=NumberType(min=0),
     help="Partition to read; repeatable.",
 )
 @click.option(
@@ -88,7 +91,7 @@ if TYPE_CHECKING:
 @click.option(
     "--start-row",
     default=0,
-    type=click.IntRange(min=0),
+    type=NumberType(min=0),
     help="With --payload arrow, and an offset in --start: first row of that message, to go on inside it.",
 )
 @click.option(
@@ -101,7 +104,7 @@ if TYPE_CHECKING:
 @click.option("--follow", is_flag=True, help="Keep waiting for new messages; lines of JSON only.")
 @click.option("--json", "as_json", is_flag=True, help="Print lines of JSON: what --to - does anyway.")
 @click.option(
-    "--rotate-rows", type=click.IntRange(min=1), help="With a folder: maximum number of rows in a file."
+    "--rotate-rows", type=NumberType(min=1), help="With a folder: maximum number of rows in a file."
 )
 @click.option(
     "--rotate-bytes", type=SizeType(), help="With a folder: size at which a file ends, such as 1GB."
@@ -185,7 +188,7 @@ def _first(reader: pa.RecordBatchReader, limit: int | None) -> pa.RecordBatchRea
             if left <= 0:
                 return
 
-    return pa.RecordBatchReader.from_batches(reader.schema, batches(limit))
+    return pa.RecordBatchReader.from_batches(reader.schema, batches(min(limit, MAX_INT64)))
 
 
 def _save(source: Any, stream: str, to: str, how: dict[str, Any], limit: int | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from liftenvelope.cli._connecting.servers import json_option, with_source
-from liftenvelope.cli._options.places import fail_cleanly
+from liftenvelope.cli._options.places import NumberType, complete_path, fail_cleanly
 from liftenvelope.cli._output.terminal import counted, report, shown
 
 #: Options for archives alone, with their defaults.
@@ -23,14 +23,14 @@ _DEFAULTS: Final = {
 
 
 @click.command()
-@click.argument("archive", metavar="FOLDER")
+@click.argument("archive", metavar="FOLDER", shell_complete=complete_path)
 @click.argument("stream")
 @click.option(
     "--archived-stream", metavar="NAME", help="Name of the stream in the archive.  [default: STREAM]"
 )
 @click.option(
     "--partition",
-    type=click.IntRange(min=0),
+    type=NumberType(min=0),
     default=0,
     show_default=True,
     help="Partition of the archive.",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from liftenvelope.cli._options.places import NumberType, complete_path
 from liftenvelope.cli._serving.config_file import ConfigFile, read_config
 from liftenvelope.cli._serving.configuration import Configuration
 from liftenvelope.cli._serving.logging import start_logging
@@ -43,6 +44,7 @@ def _read_config(context: click.Context, _: click.Parameter, path: str | None) -
 @click.option(
     "--config",
     is_eager=True,
+    shell_complete=complete_path,
     callback=_read_config,
     envvar=f"{PREFIX}CONFIG",
     show_envvar=True,
@@ -54,7 +56,7 @@ def _read_config(context: click.Context, _: click.Parameter, path: str | None) -
 @as_options
 @click.option(
     "--max-message",
-    type=click.IntRange(min=1),
+    type=NumberType(min=1),
     metavar="BYTES",
     help="Largest envelope that clients may publish by gRPC: --limit max_message_bytes.  [default: 1048576]",
 )

@@ -12,7 +12,7 @@ import click
 from liftenvelope._checks import RESERVED
 from liftenvelope.cli._checks.liftbridge import is_gateway
 from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
-from liftenvelope.cli._options.places import StartType
+from liftenvelope.cli._options.places import NumberType, StartType
 from liftenvelope.cli._output.confirming import confirm, yes_option
 from liftenvelope.cli._output.terminal import (
     counted,
@@ -51,7 +51,7 @@ _PARTITIONS: Final = click.option(
     "-p",
     "partitions",
     multiple=True,
-    type=click.IntRange(min=0),
+    type=NumberType(min=0),
     help="Partition; repeatable.  [default: all]",
 )
 #: Partitions to ask about at a time.
@@ -363,8 +363,8 @@ def _changed(name: str, partitions: tuple[int, ...]) -> dict[str, object]:
 
 @stream.command("purge")
 @_STREAM
-@click.option("--keep", type=click.IntRange(min=0), help="Number of newest messages to keep.")
-@click.option("--seq", type=click.IntRange(min=1), help="Delete only messages before this sequence.")
+@click.option("--keep", type=NumberType(min=0), help="Number of newest messages to keep.")
+@click.option("--seq", type=NumberType(min=1), help="Delete only messages before this sequence.")
 @click.option("--subject", help="Delete only messages on this subject; wildcards are allowed.")
 @yes_option
 @json_option
@@ -414,7 +414,7 @@ async def delete_stream(servers: CommandServers, name: str, yes: bool, as_json: 
     show_default=True,
     help="Liftbridge: first event: new, earliest, latest, an offset, a time, or an age such as 1h.",
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Number of events after which to end.")
+@click.option("--limit", type=NumberType(min=1), help="Number of events after which to end.")
 @click.option("--no-follow", is_flag=True, help="Liftbridge: end after the newest event.")
 @click.option("--api", is_flag=True, help="JetStream: also each request to JetStream's API.")
 @json_option

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
-from liftenvelope.cli._options.places import StartType
+from liftenvelope.cli._options.places import NumberType, StartType
 from liftenvelope.cli._output.received import print_json, print_message, print_raw
 from liftenvelope.cli._streams.following import read_stream
 from liftenvelope.errors import UsageError
@@ -28,14 +28,14 @@ __all__ = ["subscribe"]
     "partition), an offset (JetStream: a sequence), a time such as 2026-01-31T12:00, UTC, or an age such as "
     "1h.",
 )
-@click.option("--limit", "-n", type=click.IntRange(min=1), help="Number of messages after which to end.")
+@click.option("--limit", "-n", type=NumberType(min=1), help="Number of messages after which to end.")
 @click.option("--no-follow", is_flag=True, help="End after the newest message.")
 @click.option(
     "--partition",
     "-p",
     "partitions",
     multiple=True,
-    type=click.IntRange(min=0),
+    type=NumberType(min=0),
     help="Liftbridge: partition; repeatable.  [default: all]",
 )
 @click.option(

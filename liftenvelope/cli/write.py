@@ -12,7 +12,14 @@ from liftenvelope._checks import as_local_path
 from liftenvelope.cli._connecting.servers import CommandServers, json_option, named_servers, with_source
 from liftenvelope.cli._connecting.termination import run_until_terminated
 from liftenvelope.cli._options.payload import payload_of, with_payload
-from liftenvelope.cli._options.places import check_file, check_lines, check_open, fail_cleanly
+from liftenvelope.cli._options.places import (
+    NumberType,
+    check_file,
+    check_lines,
+    check_open,
+    complete_path,
+    fail_cleanly,
+)
 from liftenvelope.cli._output.terminal import counted, echo_json
 
 
@@ -24,6 +31,7 @@ from liftenvelope.cli._output.terminal import counted, echo_json
     default="-",
     show_default=True,
     metavar="PATH",
+    shell_complete=complete_path,
     help="Local path: a .parquet file, a file with lines of JSON, or - for lines of JSON on standard input.",
 )
 @click.option("--subject", help="JetStream: subject of all rows.")
@@ -42,7 +50,7 @@ from liftenvelope.cli._output.terminal import counted, echo_json
 @with_payload(
     "Format of the values, encoded from the columns of a .parquet file that a stream does not have."
 )
-@click.option("--partition", type=click.IntRange(min=0), help="Liftbridge: partition of all rows.")
+@click.option("--partition", type=NumberType(min=0), help="Liftbridge: partition of all rows.")
 @click.option(
     "--create",
     is_flag=True,

@@ -19,6 +19,7 @@ _ARGUMENTS: Final = {
     "retentionMaxMessages": ("max_msgs",),
     "sequence": ("seq", "to_sequence"),
     "source": ("url",),
+    "subject": ("subjects", "filters", "target"),
     "start": ("to_datetime",),
     "until": ("duration",),
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from liftenvelope.cli._options.places import check_file
+from liftenvelope.cli._options.places import check_file, complete_path
 
 __all__ = ["bad_messages", "payload_of", "with_payload"]
 
@@ -70,6 +70,7 @@ def with_payload(help_: str) -> Callable[[_F], _F]:
             click.option(
                 "--schema",
                 metavar="FILE",
+                shell_complete=complete_path,
                 help="Schema of the payload. avro: the schema in JSON; protobuf: a descriptor set of protoc "
                 "--include_imports --descriptor_set_out; json, msgpack, arrow: names and types in JSON, such "
                 'as {"id": "int64"}.',

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from liftenvelope._checks import MAX_INT64
 
 __all__ = [
     "AddressType",
     "DurationType",
+    "NumberType",
     "PlaceType",
     "SizeType",
     "StartType",
@@ -25,6 +27,7 @@ __all__ = [
     "check_folder",
     "check_lines",
     "check_open",
+    "complete_path",
     "fail_cleanly",
 ]
 
@@ -44,6 +47,12 @@ _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 60
 #: Sizes such as 512, 64K, 1.5GiB or 2GB. All units are powers of 1,024, as in the nats command.
 _SIZE: Final = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([kmgt]?)(?:i?b)?", re.ASCII | re.IGNORECASE)
 _FACTORS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+class NumberType(click.IntRange):
+    """A whole number within bounds. Click calls one with a letter in it no *integer range*."""
+
+    name = "integer"
 
 
 class DurationType(_ParamType):
@@ -137,6 +146,11 @@ class StartType(PlaceType):
         if isinstance(found, int) and found > MAX_INT64:
             self.fail(f"must be at most {MAX_INT64}, got {value}", param, ctx)
         return found
+
+
+def complete_path(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let the shell complete the path of a file or a folder."""
+    return [CompletionItem(incomplete, type="file")]
 
 
 def check_lines(option: str, path: str) -> None:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
+from liftenvelope.cli._options.places import complete_path
+
 __all__ = ["LEVELS", "PREFIX", "SETTINGS", "Setting", "as_options"]
 
 #: Beginning of the environment variables. Names such as LIFTENVELOPE_PORT are set by Kubernetes for a service
@@ -298,6 +300,7 @@ def as_options(command: _F) -> _F:
             type=setting.kind,
             default=setting.default,
             metavar=setting.metavar or None,
+            shell_complete=complete_path if setting.metavar in ("FILE", "DIR") else None,
             help=setting.help,
             show_default=setting.shown or setting.default is not None,
             envvar=setting.variable,

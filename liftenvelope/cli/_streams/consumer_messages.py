@@ -13,7 +13,7 @@ import click
 
 from liftenvelope._checks import as_seconds
 from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
-from liftenvelope.cli._options.places import DurationType
+from liftenvelope.cli._options.places import DurationType, NumberType
 from liftenvelope.cli._output.received import from_jetstream, print_json, print_message, print_raw
 from liftenvelope.cli._output.terminal import counted, shown
 from liftenvelope.errors import LiftEnvelopeError, UsageError
@@ -41,7 +41,7 @@ _DONE: Final = {_Response.ACK: "acked", _Response.NAK: "returned", _Response.TER
 @click.command("next")
 @click.argument("stream", metavar="STREAM")
 @click.argument("name", metavar="CONSUMER")
-@click.option("--count", "-n", type=click.IntRange(min=1), default=1, show_default=True, help="Messages.")
+@click.option("--count", "-n", type=NumberType(min=1), default=1, show_default=True, help="Messages.")
 @click.option(
     "--wait",
     type=DurationType(),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from liftenvelope.cli._options.lists import with_options
-from liftenvelope.cli._options.places import DurationType, SizeType, StartType
+from liftenvelope.cli._options.places import DurationType, NumberType, SizeType, StartType
 from liftenvelope.cli._streams.config_changes import config_option, overlaid, read_config
 from liftenvelope.errors import UsageError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["changed_consumer", "create_options", "edit_options", "new_consumer"]
 
 
-_DURATION, _SIZE, _COUNT = DurationType(), SizeType(), click.IntRange(min=-1)
+_DURATION, _SIZE, _COUNT = DurationType(), SizeType(), NumberType(min=-1)
 #: Option -> policy of a priority group.
 _POLICIES: Final = {
     "pinned_group": "pinned_client",
@@ -63,7 +63,7 @@ _BOTH: Final = (
     click.option("--inactive-threshold", type=_DURATION, help="Idle time after which to delete it."),
     click.option(
         "--replicas",
-        type=click.IntRange(min=0),
+        type=NumberType(min=0),
         help="Servers that hold its state; 0: as many as for the stream.",
     ),
     click.option("--sample", metavar="PERCENT", help="Acks to report as advisories, such as 30%."),
@@ -98,7 +98,7 @@ _CREATE: Final = (
         type=click.Choice(["explicit", "all", "none"]),
         help="How messages are acknowledged.  [default: explicit]",
     ),
-    click.option("--max-waiting", type=click.IntRange(min=0), help="Pulls that may wait."),
+    click.option("--max-waiting", type=NumberType(min=0), help="Pulls that may wait."),
     click.option("--memory", "mem_storage", is_flag=True, default=None, help="Keep its state in memory."),
     click.option("--ephemeral", is_flag=True, help="Delete the consumer when nobody uses it."),
 )

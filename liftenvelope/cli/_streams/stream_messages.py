@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
+from liftenvelope.cli._options.places import NumberType
 from liftenvelope.cli._output.confirming import confirm, yes_option
 from liftenvelope.cli._output.terminal import echo_json, print_table, report
 from liftenvelope.errors import JetStreamError, UsageError
@@ -26,7 +27,7 @@ _NO_MESSAGE: Final = (10037, 10043, 10057)
 
 @click.command("get")
 @_STREAM
-@click.argument("sequence", required=False, type=click.IntRange(min=1))
+@click.argument("sequence", required=False, type=NumberType(min=1))
 @click.option("--last-for", metavar="SUBJECT", help="The last message on a subject; wildcards are allowed.")
 @click.option("--raw", is_flag=True, help="Print the payload alone.")
 @json_option
@@ -81,7 +82,7 @@ def _received(message: StoredMessage) -> Received:
 
 @click.command("rmm")
 @_STREAM
-@click.argument("sequence", type=click.IntRange(min=1))
+@click.argument("sequence", type=NumberType(min=1))
 @click.option("--erase", is_flag=True, help="Overwrite the message with random data as well.")
 @yes_option
 @json_option

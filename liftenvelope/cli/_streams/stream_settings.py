@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from liftenvelope.cli._options.lists import with_options
-from liftenvelope.cli._options.places import DurationType, SizeType
+from liftenvelope.cli._options.places import DurationType, NumberType, SizeType
 from liftenvelope.cli._streams.config_changes import config_option, overlaid, read_config
 from liftenvelope.errors import UsageError
 
@@ -60,7 +60,7 @@ _LIFTBRIDGE: Final = {
     "encryption": "encryption",
 }
 _FLAGS: Final = {"subjects": "--subject"}
-_AGE, _SIZE, _COUNT = DurationType(), SizeType(), click.IntRange(min=-1)
+_AGE, _SIZE, _COUNT = DurationType(), SizeType(), NumberType(min=-1)
 _BOTH: Final = (
     click.option(
         "--subject",
@@ -68,7 +68,7 @@ _BOTH: Final = (
         multiple=True,
         help="Subject to record, the name of the stream unless set; repeatable for JetStream.",
     ),
-    click.option("--replicas", type=click.IntRange(min=1), help="Servers that hold a copy; 1 unless set."),
+    click.option("--replicas", type=NumberType(min=1), help="Servers that hold a copy; 1 unless set."),
     click.option("--max-age", type=_AGE, help="Age at which messages are deleted, such as 7d; 0: never."),
     click.option("--max-bytes", type=_SIZE, help="Bytes to keep, such as 10GB; -1: no limit."),
     click.option("--max-msgs", type=_COUNT, help="Messages to keep; -1: no limit."),
@@ -101,7 +101,7 @@ _LIFTBRIDGE_OPTIONS: Final = (
     # More partitions than that by mistake would end a Liftbridge server: it opens files for each at once.
     click.option(
         "--partitions",
-        type=click.IntRange(min=1, max=10_000),
+        type=NumberType(min=1, max=10_000),
         help="Liftbridge: partitions, up to 10,000.  [default: 1]",
     ),
     click.option("--queue-group", help="Liftbridge: NATS queue group of the partitions."),
@@ -109,7 +109,7 @@ _LIFTBRIDGE_OPTIONS: Final = (
     click.option("--segment-max-age", type=_AGE, help="Liftbridge: age at which a segment is full."),
     click.option("--cleaner-interval", type=_AGE, help="Liftbridge: time between runs of the cleaner."),
     click.option("--compact/--no-compact", default=None, help="Liftbridge: keep the last message per key."),
-    click.option("--min-isr", type=click.IntRange(min=1), help="Liftbridge: in-sync replicas for acks."),
+    click.option("--min-isr", type=NumberType(min=1), help="Liftbridge: in-sync replicas for acks."),
     click.option("--auto-pause-time", type=_AGE, help="Liftbridge: idle time after which to pause."),
     click.option(
         "--optimistic-concurrency/--no-optimistic-concurrency",

@@ -80,6 +80,7 @@ def test_start_from_the_end_and_limit(url: str, tmp_path: Path) -> None:
     assert offsets("--url", url, "--follow", "--start", "-2", "--limit", "2") == [98, 99]
     target = tmp_path / "some.parquet"
     assert run("read", "numbers", "--url", url, "--limit", "7", "--to", str(target)).stderr == "7 rows\n"
+    assert len(offsets("--url", url, "--limit", "9" * 20)) == 100
     assert pq.read_table(target).num_rows == 7
     assert run("read", "numbers", "--url", url, "--limit", "7", "--json", "--to", str(target)).exit_code == 2
     assert len(run("read", "numbers", "--url", url, "--limit", "7", "--json").stdout.splitlines()) == 7

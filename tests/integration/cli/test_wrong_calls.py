@@ -69,6 +69,8 @@ def test_errors_of_jetstream_name_what_is_missing(
         ),
         ("bench pub {} --compare /missing", "--compare must be a file that can be read, got '/missing': No"),
         (f"consumer reset {{}} c --to-sequence {HUGE}", "--to-sequence must be at most 9223372036854775807"),
+        ("tail {} --subject=", "--subject must not be empty, got ''"),
+        ("consumer create {} d --filter=", "--filter must not be empty, got ''"),
         ("stream watch a.b", "stream name must not have a '.', got 'a.b'"),
     ],
 )

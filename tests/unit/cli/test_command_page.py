@@ -115,6 +115,14 @@ def test_times_are_durations_unless_the_help_names_seconds(name: str) -> None:
     assert all(isinstance(one.type, DurationType) for one in times)
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_shell_completes_paths(name: str) -> None:
+    context = click.Context(ALL[name])
+    for one in ALL[name].params:
+        if re.search("FILE|PATH|DIR|FOLDER", one.make_metavar(context)):
+            assert [item.type for item in one.shell_complete(context, "a")] == ["file"], one.name
+
+
 def test_every_command_but_completion_can_print_json() -> None:
     without = {name for name in ALL if not any("--json" in one.opts for one in ALL[name].params)}
     assert without == {"completion"}

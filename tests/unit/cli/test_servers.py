@@ -252,6 +252,7 @@ def test_contexts_are_completed_in_the_shell(save: Save) -> None:
         ("tail x --subject a --url liftbridge://a", "--subject needs JetStream"),
         ("tail x --start soon --url nats://a", "an age such as 1h, a time such as"),
         ("tail x --limit 0 --url nats://a", "0 is not in the range"),
+        ("tail x --limit five --url nats://a", "'five' is not a valid integer."),
     ],
 )
 def test_wrong_usage_is_found_before_any_connection(words: str, text: str) -> None:
