@@ -56,8 +56,9 @@ async def _remove(creating: asyncio.Future[Any], remove: Callable[[], Awaitable[
         return
 
 
-def in_background(removing: Coroutine[Any, Any, None]) -> None:
-    """Run a removal in a task of its own."""
+def in_background(removing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Run a removal in a task of its own, and return the task. It need not be awaited."""
     task = asyncio.get_running_loop().create_task(removing)
     _removing.add(task)
     task.add_done_callback(_removing.discard)
+    return task

@@ -49,7 +49,7 @@ class MessageFeed(Protocol):
         """Start to release the pin."""
 
     async def released(self) -> None:
-        """Wait until the pin is released."""
+        """Wait until the pin is released, or the deletion of an ordered consumer is sent."""
 
     async def wait_ended(self) -> None:
         """Wait until the feed has ended."""

@@ -431,7 +431,8 @@ class OrderedFeed:
         """Do nothing: an ordered consumer has no priority groups."""
 
     async def released(self) -> None:
-        """Return at once."""
+        """Wait until the consumer's deletion is sent: the caller may close the connection next."""
+        await self._places.forgotten()
 
     async def wait_ended(self) -> None:
         """Wait until the feed has ended.

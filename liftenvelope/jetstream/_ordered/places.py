@@ -73,6 +73,7 @@ class OrderedPlaces:
         self._created: datetime | None = None
         #: The same from the caller, until the first consumer is created.
         self._told = created
+        self._removal: asyncio.Task[None] | None = None
 
     async def make(self, sequence: int, *, timeout: float | None = None) -> Consumer:
         """Create a consumer.
@@ -185,7 +186,12 @@ class OrderedPlaces:
     def forget(self, consumer: Consumer | None) -> None:
         """Delete a consumer now, ahead of its inactivity threshold; do not wait for the answer."""
         if consumer is not None and self._nc.is_connected:
-            in_background(self._remove(consumer.name))
+            self._removal = in_background(self._remove(consumer.name))
+
+    async def forgotten(self) -> None:
+        """Wait until the last request to delete a consumer is in the buffer of the connection."""
+        if self._removal is not None:
+            await asyncio.wait({self._removal})
 
     async def _remove(self, name: str) -> None:
         subject = f"{self._api.prefix}.CONSUMER.DELETE.{self._stream}.{name}"

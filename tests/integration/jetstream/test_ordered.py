@@ -29,7 +29,7 @@ from liftenvelope.jetstream._ordered.feed import OrderedFeed
 from liftenvelope.jetstream._ordered.places import OrderedPlaces
 from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.message import Message, Recorder
-from liftenvelope.testing import run_nats_server
+from liftenvelope.testing import NatsServer, run_nats_server
 from tests.integration.conftest import connect, freeze, until
 
 from .pulling import Bench, numbered, read_all
@@ -47,6 +47,25 @@ class TestOrdered:
         async with consumer.messages(max_messages=50) as messages:
             got = [await messages.next(timeout=20) for _ in range(1000)]
         assert [message.data for message in got] == numbered(1000)
+        async with asyncio.timeout(20):
+            while await consumers_of(bench):
+                await asyncio.sleep(0.01)
+
+    @pytest.mark.parametrize("by", ["messages", "consume"])
+    async def test_connection_that_is_closed_after_a_read_leaves_no_consumer(
+        self, bench: Bench, jetstream_server: NatsServer, by: str
+    ) -> None:
+        await bench.publish(numbered(1))
+        came = asyncio.Event()
+        nc = await connect(jetstream_server.url)
+        consumer = OrderedConsumer(Api(nc), bench.name)
+        if by == "messages":
+            async with consumer.messages() as messages:
+                await messages.next(timeout=20)
+        else:
+            async with await consumer.consume(lambda _: came.set()):
+                await asyncio.wait_for(came.wait(), 20)
+        await nc.close()
         async with asyncio.timeout(20):
             while await consumers_of(bench):
                 await asyncio.sleep(0.01)
