@@ -10,7 +10,7 @@ import click
 
 from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._groups.prefix import find_group_prefix, group_prefix_option
-from liftenvelope.cli._options.places import NumberType, PlaceType
+from liftenvelope.cli._options.places import NumberType, TimeType
 from liftenvelope.cli._output.confirming import confirm, yes_option
 from liftenvelope.cli._output.terminal import echo_json, plain, print_facts, print_table, report, shown
 from liftenvelope.errors import UsageError
@@ -113,7 +113,7 @@ def _print(found: GroupDescription) -> None:
 @click.option("--to-earliest", is_flag=True, help="Go on at the oldest message.")
 @click.option("--to-latest", is_flag=True, help="Go on after the newest message.")
 @click.option("--to-offset", type=NumberType(min=0), help="Go on at this offset.")
-@click.option("--to-datetime", type=PlaceType(), help="Go on at the first message from this time on.")
+@click.option("--to-datetime", type=TimeType(), help="Go on at the first message from this time on.")
 @click.option("--dry-run", is_flag=True, help="Show the changes and make none.")
 @group_prefix_option
 @json_option
@@ -154,13 +154,11 @@ def _print_resets(name: str, done: list[Reset], dry_run: bool, as_json: bool) ->
     print_table(["topic", "partition", "old", "new"], [(r.topic, r.partition, r.old, r.new) for r in done])
 
 
-def _aim(to_earliest: bool, to_latest: bool, to_offset: int | None, to_datetime: object) -> Aim:
+def _aim(to_earliest: bool, to_latest: bool, to_offset: int | None, to_datetime: datetime | None) -> Aim:
     given: list[Aim] = [word for word, is_set in (("earliest", to_earliest), ("latest", to_latest)) if is_set]
     if to_offset is not None:
         given.append(to_offset)
     if to_datetime is not None:
-        if not isinstance(to_datetime, datetime):
-            raise UsageError("--to-datetime must be a time such as 2026-01-31T12:00, got a number")
         given.append(to_datetime)
     if len(given) != 1:
         options = "--to-earliest, --to-latest, --to-offset and --to-datetime"

@@ -13,13 +13,17 @@ __all__ = ["with_option_names"]
 _ARGUMENTS: Final = {
     "expected_last_sequence": ("expected_sequence",),
     "expires": ("wait",),
+    "group": ("queue_group",),
     "nats_url": ("url",),
+    "num_replicas": ("replicas",),
     "opt_start_time": ("start", "deliver"),
     "partition": ("partitions",),
+    "replication_factor": ("replicas",),
     "retentionMaxMessages": ("max_msgs",),
     "sequence": ("seq", "to_sequence"),
     "source": ("url",),
-    "subject": ("subjects", "filters", "target"),
+    "stream": ("name", "target"),
+    "subject": ("subjects", "filters", "pattern", "last_for", "target"),
     "start": ("to_datetime",),
     "until": ("duration",),
 }

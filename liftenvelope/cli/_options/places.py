@@ -23,6 +23,7 @@ __all__ = [
     "PlaceType",
     "SizeType",
     "StartType",
+    "TimeType",
     "check_file",
     "check_folder",
     "check_lines",
@@ -43,6 +44,7 @@ else:  # generic only in new versions of click
 
 #: Durations such as 90s, 15m, 1h or 1.5d.
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d|w)", re.ASCII)
+_TIME: Final = "a time such as 2026-01-31T12:00"
 _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 #: Sizes such as 512, 64K, 1.5GiB or 2GB. All units are powers of 1,024, as in the nats command.
 _SIZE: Final = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([kmgt]?)(?:i?b)?", re.ASCII | re.IGNORECASE)
@@ -105,6 +107,28 @@ class AddressType(_ParamType):
         return str(value)
 
 
+def _moment(text: str) -> datetime | None:
+    """Return a time in ISO format, UTC if it has no offset; None for another text."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+class TimeType(_ParamType):
+    """A time in ISO format (UTC if it has no offset)."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """Return the time."""
+        moment = value if isinstance(value, datetime) else _moment(value)
+        if moment is None:
+            self.fail(f"must be {_TIME}, got {value!r}", param, ctx)
+        return moment
+
+
 class PlaceType(_ParamType):
     """A keyword, an offset, or a time in ISO format (UTC if it has no offset)."""
 
@@ -120,12 +144,10 @@ class PlaceType(_ParamType):
             return value
         if value.isascii() and value.isdigit():
             return int(value)
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            expected = ", ".join([*self._words, *self._others, "a time such as 2026-01-31T12:00"])
+        if (moment := _moment(value)) is None:
+            expected = ", ".join([*self._words, *self._others, _TIME])
             self.fail(f"must be one of {expected}, got {value!r}", param, ctx)
-        return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        return moment
 
 
 class StartType(PlaceType):

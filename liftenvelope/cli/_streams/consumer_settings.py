@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +27,7 @@ _POLICIES: Final = {
     "overflow_group": "overflow",
     "prioritized_group": "prioritized",
 }
+_PERCENT: Final = re.compile(r"\d{1,3}%?", re.ASCII)
 #: Option -> field of JetStream's configuration, if the names differ.
 _FIELDS: Final = {"replicas": "num_replicas", "sample": "sample_freq"}
 
@@ -35,6 +37,12 @@ def _split(_: click.Context, __: click.Parameter, value: str | None) -> tuple[fl
     if value is None or value == "none":
         return None if value is None else ()
     return tuple(_DURATION.convert(one.strip(), None, None) for one in value.split(","))
+
+
+def _percent(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    if not value or (_PERCENT.fullmatch(value) and int(value.removesuffix("%")) <= 100):
+        return value
+    raise click.BadParameter(f"must be a percentage such as 30%, up to 100%, got {value!r}")
 
 
 def _pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -66,7 +74,9 @@ _BOTH: Final = (
         type=NumberType(min=0),
         help="Servers that hold its state; 0: as many as for the stream.",
     ),
-    click.option("--sample", metavar="PERCENT", help="Acks to report as advisories, such as 30%."),
+    click.option(
+        "--sample", metavar="PERCENT", callback=_percent, help="Acks to report as advisories, such as 30%."
+    ),
     click.option("--headers-only/--no-headers-only", default=None, help="Deliver no payloads."),
     click.option("--max-batch", type=_COUNT, help="Most messages of a pull."),
     click.option("--max-expires", type=_DURATION, help="Longest time that a pull may wait."),

@@ -70,8 +70,8 @@ _BOTH: Final = (
     ),
     click.option("--replicas", type=NumberType(min=1), help="Servers that hold a copy; 1 unless set."),
     click.option("--max-age", type=_AGE, help="Age at which messages are deleted, such as 7d; 0: never."),
-    click.option("--max-bytes", type=_SIZE, help="Bytes to keep, such as 10GB; -1: no limit."),
-    click.option("--max-msgs", type=_COUNT, help="Messages to keep; -1: no limit."),
+    click.option("--max-bytes", type=_SIZE, help="Bytes to keep, such as 10GB. JetStream: -1 for no limit."),
+    click.option("--max-msgs", type=_COUNT, help="Messages to keep. JetStream: -1 for no limit."),
 )
 _JETSTREAM_OPTIONS: Final = (
     click.option("--description", help="JetStream: text for people."),

@@ -70,6 +70,16 @@ def test_errors_of_jetstream_name_what_is_missing(
         ("bench pub {} --compare /missing", "--compare must be a file that can be read, got '/missing': No"),
         (f"consumer reset {{}} c --to-sequence {HUGE}", "--to-sequence must be at most 9223372036854775807"),
         ("tail {} --subject=", "--subject must not be empty, got ''"),
+        (f"stream create other --replicas {HUGE}", "--replicas must be at most"),
+        ("stream get {} --last-for=", "--last-for must not be empty, got ''"),
+        (
+            "consumer create {} d --sample 5x",
+            "'--sample': must be a percentage such as 30%, up to 100%, got '5x'",
+        ),
+        (
+            "group reset g --to-datetime 5",
+            "'--to-datetime': must be a time such as 2026-01-31T12:00, got '5'",
+        ),
         ("consumer create {} d --filter=", "--filter must not be empty, got ''"),
         ("stream watch a.b", "stream name must not have a '.', got 'a.b'"),
     ],
