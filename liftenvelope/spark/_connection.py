@@ -5,6 +5,7 @@ Values are plain so that they can be pickled to tasks; the TLS context is create
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,18 +36,22 @@ _SHARED: Final = (
     "reconnectWait",
     "stallTimeout",
 )
-_NATS: Final = (
-    "user",
-    "password",
-    "token",
-    "nkeysSeedFile",
-    "credentialsFile",
-    "domain",
-    "apiPrefix",
-    "inboxPrefix",
-)
+#: Options by the fields of Access that they set.
+_NATS_NAMES: Final = {
+    "user": "user",
+    "password": "password",
+    "token": "token",
+    "nkeys_seed": "nkeysSeedFile",
+    "user_credentials": "credentialsFile",
+    "domain": "domain",
+    "api_prefix": "apiPrefix",
+    "inbox_prefix": "inboxPrefix",
+}
 #: Connection options of each format.
-CONNECTION_OPTIONS: Final = {"liftbridge": (*_SHARED, "maxMessageBytes"), "jetstream": (*_SHARED, *_NATS)}
+CONNECTION_OPTIONS: Final = {
+    "liftbridge": (*_SHARED, "maxMessageBytes"),
+    "jetstream": (*_SHARED, *_NATS_NAMES.values()),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,23 +149,20 @@ def _access(format_: str, words: Words) -> Access:
         "stall_timeout": words.seconds("stallTimeout", default.stall_timeout),
     }
     if format_ == "liftbridge":
-        most = words.number("maxMessageBytes")
-        return Access(
-            **values,
-            max_message_bytes=most or default.max_message_bytes,
-            read_isr_replica=words.truth("readISRReplica", default=False),
-        )
+        values["max_message_bytes"] = words.number("maxMessageBytes") or default.max_message_bytes
+        values["read_isr_replica"] = words.truth("readISRReplica", default=False)
+    else:
+        values |= {name: words.text(option) for name, option in _NATS_NAMES.items()}
+        values["inbox_prefix"] = values["inbox_prefix"] or default.inbox_prefix
     try:
-        return Access(
-            **values,
-            user=words.text("user"),
-            password=words.text("password"),
-            token=words.text("token"),
-            nkeys_seed=words.text("nkeysSeedFile"),
-            user_credentials=words.text("credentialsFile"),
-            domain=words.text("domain"),
-            api_prefix=words.text("apiPrefix"),
-            inbox_prefix=words.text("inboxPrefix") or default.inbox_prefix,
-        )
+        return Access(**values)
     except UsageError as exc:
-        raise OptionError(str(exc)) from exc
+        raise OptionError(_with_option_names(str(exc))) from exc
+
+
+def _with_option_names(text: str) -> str:
+    """Return an error text of Access with the names of the options; the value in it stays as it is."""
+    names, *rest = re.split("( must | exclude )", text, maxsplit=1)
+    for name, option in {**_NATS_NAMES, "max_message_bytes": "maxMessageBytes"}.items():
+        names = re.sub(rf"\b{name}\b", option, names)
+    return "".join([names, *rest])

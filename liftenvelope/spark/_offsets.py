@@ -232,7 +232,7 @@ def _parts(name: str, given: dict[str, Any]) -> list[tuple[Part, Any]]:
         each = parts if isinstance(parts, dict) else {"0": parts}
         for partition, value in each.items():
             number = whole(partition)
-            if number is None or number < 0:
+            if number is None or str(number) != partition or number < 0:  # no two names of one partition
                 raise OptionError(f"{name}: keys of {stream!r} must be partition numbers, got {partition!r}")
             made.append(((stream, number), value))
     if not made:

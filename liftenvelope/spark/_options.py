@@ -17,6 +17,7 @@ from liftenvelope.errors import UsageError
 from liftenvelope.jetstream.names import check_consumer_name
 from liftenvelope.jetstream.names import check_stream_name as check_jetstream_name
 from liftenvelope.jetstream.subject_filter import SubjectFilter, parse_subjects
+from liftenvelope.nats.subjects import publish_subject
 from liftenvelope.spark._connection import CONNECTION_OPTIONS, ConnectionSettings, read_connection
 from liftenvelope.spark._offsets import (
     LATEST,
@@ -368,7 +369,7 @@ def sink_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -> 
         once=_once(format_, words, streaming=streaming, topic=topic),
         headers=words.truth("includeHeaders", default=True),
         max_in_flight=words.number("maxInFlight") or _IN_FLIGHT,
-        subject=words.text("subject") if format_ == "jetstream" else None,
+        subject=_subject(words) if format_ == "jetstream" else None,
         envelope=format_ == "jetstream" and words.truth("envelope", default=False),
         ack_all=_ack_all(format_, words),
         partitioner="key" if format_ == "jetstream" else words.choice("partitioner", ("key", "round_robin")),
@@ -379,6 +380,16 @@ def sink_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -> 
             if (number := words.number(name)) is not None
         },
     )
+
+
+def _subject(words: Words) -> str | None:
+    found = words.text("subject")
+    if found is not None:
+        try:
+            publish_subject(found)
+        except UsageError as exc:
+            raise OptionError(str(exc)) from exc
+    return found
 
 
 def _sink_payload(format_: str, words: Words) -> PayloadFormat | None:

@@ -122,6 +122,7 @@ class TestPlaces:
         ({"startingOffsets": '{"orders": {"0": -3}}'}, "must be an offset, .*, got -3"),
         ({"startingOffsets": '{"orders": {"0": 1, "0": 2}}'}, "a name is repeated"),
         ({"startingOffsets": '{"orders": {"zero": 1}}'}, "'zero'"),
+        ({"startingOffsets": '{"orders": {"1": 1, "01": 2}}'}, "must be partition numbers, got '01'"),
         ({"startingOffsets": '{"orders": {"0": true}}'}, r"startingOffsets of orders\[0\] must .*, got True"),
         ({"startingOffsets": '{"orders": {"0": 9223372036854775808}}'}, "9223372036854775808"),
         ({"startingTimestamp": "yesterday"}, "startingTimestamp must be milliseconds .*, got 'yesterday'"),
@@ -174,7 +175,8 @@ def test_refused_of_a_stream(options: dict[str, str], text: str) -> None:
         ({"password": "secret"}, "user must be given with password"),
         ({"user": "a", "token": "b"}, "exclude each other"),
         ({"domain": "a", "apiPrefix": "b"}, "domain"),
-        ({"inboxPrefix": "_INBOX.*"}, "inbox_prefix must be a subject without wildcards"),
+        ({"inboxPrefix": "inbox_prefix.*"}, "inboxPrefix must be .* without wildcards, got 'inbox_prefix"),
+        ({"user": "u", "nkeysSeedFile": "f"}, "user and nkeysSeedFile exclude each other"),
         ({"envelope": "stripe"}, "envelope must be 'none' or 'strip' or 'columns', got 'stripe'"),
         ({"maxMessageBytes": "1"}, "unknown option 'maxMessageBytes'"),
         ({"provider": "jetstream", "owner": "me"}, "use CREATE TEMPORARY VIEW ... USING jetstream OPTIONS"),
@@ -323,6 +325,9 @@ class TestSinks:
                 "column 'msgId'",
             ),
             ("jetstream", {"startingOffsets": "latest"}, True, "unknown option 'startingOffsets'"),
+            ("jetstream", {"subject": "s.*"}, True, r"subject must not have a wildcard, got 's\.\*'"),
+            ("jetstream", {"subject": "s..x"}, True, "subject must have no empty token"),
+            ("liftbridge", {"maxMessageBytes": "9999999999"}, True, "maxMessageBytes must be at most 10737"),
         ],
     )
     def test_refused(self, format_: str, options: dict[str, str], streaming: bool, text: str) -> None:
