@@ -363,8 +363,18 @@ class SourceBroker:
         if done < stop - start:
             text = f"{span.stream}[{span.partition}]: read {done} of {stop - start} offsets from {start}"
             raise TransportError(f"{text}, because its server restarted during the read; run the task again")
-        if not self._source(span.stream).may_have_holes():
-            lost = span.stop - span.start - done
+        self.warn_of_deleted(span, span.stop - span.start - done)
+
+    def warn_of_deleted(self, span: Span, lost: int) -> None:
+        """Warn that some offsets of a range were deleted before they were read.
+
+        A stream that removes single messages by itself may have lost none: nothing is known of it.
+        """
+        try:
+            may_have_holes = self._patiently(self._source(span.stream).may_have_holes)
+        except _NOT_FOUND:  # deleted only now, which the next batch tells
+            return
+        if not may_have_holes:
             text = f"{lost} of {span.stop - span.start} offsets from {span.start}"
             _warn_of_loss(f"{span.stream}[{span.partition}]: {text} were deleted before they were read")
 

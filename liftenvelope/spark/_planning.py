@@ -184,6 +184,10 @@ class Planner:
     Args:
         includes: Returns True if the options of the query name a partition.
         fail_on_data_loss: Fail the query if a partition is deleted or recreated.
+
+    Attributes:
+        losses: Losses that were passed over, as texts. The caller empties it.
+        deleted: Ranges before the oldest message that were passed over. The caller empties it.
     """
 
     def __init__(self, includes: Callable[[Part], bool], *, fail_on_data_loss: bool) -> None:
@@ -192,6 +196,7 @@ class Planner:
         self._target: Offsets | None = None
         self._last: float | None = None
         self.losses: list[str] = []
+        self.deleted: list[Span] = []
 
     def stop_at(self, extents: Mapping[Part, Extents]) -> None:
         """Never read beyond the current ends (``Trigger.AvailableNow``)."""
@@ -256,6 +261,10 @@ class Planner:
             elif offset > extent.log_end:
                 text = f"{_name(part)} ends at offset {extent.log_end}, but the query was at {offset}"
                 self._lost(f"{text}: the stream was recreated, or its newest messages were lost")
+                begin[part] = extent.oldest
+            elif offset < extent.oldest and not self._fails:
+                # Deleted offsets would count for maxOffsetsPerTrigger: perhaps thousands of empty batches.
+                self.deleted.append(Span(*part, offset, extent.oldest))
                 begin[part] = extent.oldest
             else:
                 begin[part] = offset

@@ -135,6 +135,9 @@ class StreamingSource:
             trigger if limited else Trigger(),
             time.monotonic(),
         )
+        while self._planner.deleted:
+            span = self._planner.deleted.pop(0)
+            self._broker.warn_of_deleted(span, span.stop - span.start)
         while self._planner.losses:
             warnings.warn(f"data loss: {self._planner.losses.pop(0)}", RuntimeWarning, stacklevel=2)
         return found.to_json()

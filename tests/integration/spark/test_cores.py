@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -192,6 +193,28 @@ class TestStream:
             list(read_span(options(url, name), span))
         with pytest.warns(RuntimeWarning, match="3 of 8 offsets from 2 were deleted before they were read"):
             assert numbers(read_span(options(url, name, failOnDataLoss=False), span)) == [5, 6, 7, 8, 9]
+
+    def test_deleted_offsets_take_no_batches_of_their_own(self, url: str, name: str) -> None:
+        source = StreamingSource(options(url, name, maxOffsetsPerTrigger=10, failOnDataLoss=False))
+        start = source.initial()
+        fill(url, name, 0, 500)
+        with_jetstream(url, lambda js: js.purge_stream(name, seq=491))
+        with pytest.warns(RuntimeWarning, match="490 of 490 offsets from 0 were deleted before they were"):
+            end = source.latest(start, limited=True)
+        assert values_of(source.spans(start, end), source) == list(range(490, 500))
+        assert source.latest(end, limited=True) == end
+        source.close()
+
+    def test_deletions_of_a_stream_with_holes_are_no_loss(self, url: str, name: str) -> None:
+        make_stream(url, f"{name}-K", max_msgs_per_subject=1)
+        source = StreamingSource(options(url, f"{name}-K", failOnDataLoss=False))
+        start = source.initial()
+        fill(url, f"{name}-K", 0, 5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            end = source.latest(start, limited=True)
+        assert values_of(source.spans(start, end), source) == [4]
+        source.close()
 
     def test_a_stream_that_was_made_anew(self, url: str, name: str) -> None:
         fill(url, name, 0, 10)

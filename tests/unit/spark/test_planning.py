@@ -250,6 +250,14 @@ class TestLoss:
         assert went.next(found, {A: Extents(1, 3, 3)}, ALL, 0.0) is found
         assert len(went.losses) == 2
 
+    def test_deleted_offsets_take_nothing_of_the_limit(self) -> None:
+        went, there = planner(fails=False), {A: Extents(900, 920, 920)}
+        found = went.next(at(a=5), there, Trigger(most=10), 0.0)
+        assert found == Position({A: 910}, {A: 900})
+        assert went.deleted == [Span(*A, 5, 900)]
+        assert went.next(found, there, Trigger(most=10), 0.0) == Position({A: 920}, {A: 910})
+        assert planner().next(at(a=5), there, Trigger(most=10), 0.0) == Position({A: 15}, {A: 5})
+
     @pytest.mark.parametrize("end", [4, 5, 9])
     def test_stream_that_was_created_again_is_loss_whatever_its_length(self, end: int) -> None:
         start = Position({A: 5, B: 0}, {A: 5, B: 0}, {"s": 1_000})
