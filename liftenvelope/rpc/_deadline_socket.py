@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope.errors import TransportError
-from liftenvelope.rpc.address import connect
+from liftenvelope.rpc.address import LONGEST_WAIT, connect
 from liftenvelope.rpc.tls import check_protocol, offer_http2
 
 if TYPE_CHECKING:
@@ -21,18 +21,16 @@ __all__ = ["NOT_YET", "DeadlineSocket", "remaining"]
 #: Errors of a non-blocking socket that has no data, or no room, yet.
 NOT_YET: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _LATE: Final = "timed out"
-#: Seconds of the longest single wait: poll() takes at most 24 days.
-_LONGEST_WAIT: Final = 86_400.0
 
 
 def remaining(deadline: float | None) -> float | None:
-    """Return the seconds until ``deadline``, or raise TimeoutError if none are left."""
+    """Return the seconds to wait, at most ``LONGEST_WAIT``, or raise TimeoutError after ``deadline``."""
     if deadline is None:
         return None
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError(_LATE)
-    return left
+    return min(left, LONGEST_WAIT)
 
 
 class DeadlineSocket:
@@ -68,7 +66,7 @@ class DeadlineSocket:
         left = remaining(deadline)
         poll = self._writable if isinstance(error, ssl.SSLWantWriteError) else self._readable
         # The caller reads again, and waits again until the deadline has passed.
-        poll.poll(None if left is None else math.ceil(min(left, _LONGEST_WAIT) * 1000))
+        poll.poll(None if left is None else math.ceil(left * 1000))
 
     def send(self, data: bytes, deadline: float | None) -> None:
         """Send all the data.
@@ -81,8 +79,7 @@ class DeadlineSocket:
         except NOT_YET:
             sent = 0
         if sent < len(data):
-            left = remaining(deadline)
-            self._socket.settimeout(None if left is None else min(left, _LONGEST_WAIT))
+            self._socket.settimeout(remaining(deadline))
             try:
                 self._socket.sendall(memoryview(data)[sent:])
             finally:

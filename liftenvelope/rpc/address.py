@@ -14,7 +14,7 @@ from liftenvelope.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Address", "attempts", "connect", "connect_async", "is_loopback", "parse_address"]
+__all__ = ["LONGEST_WAIT", "Address", "attempts", "connect", "connect_async", "is_loopback", "parse_address"]
 
 _Found: TypeAlias = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 _TCP: Final = socket.SOCK_STREAM
@@ -24,6 +24,8 @@ _PORT_DIGITS: Final = 5
 _SHOWN: Final = 300
 #: Seconds of the shortest attempt to connect. A time-out of 0 would make the socket non-blocking.
 _SHORTEST: Final = 0.001
+#: Seconds of the longest single wait of a socket: poll() takes at most 24 days, and settimeout() 292 years.
+LONGEST_WAIT: Final = 86_400.0
 
 
 class Address(NamedTuple):
@@ -96,7 +98,7 @@ def connect(address: Address, timeout: float) -> socket.socket:
     last = OSError(f"{address.host} has no IP address")
     for connection, target, seconds in attempts(socket.getaddrinfo(*address, type=_TCP), deadline):
         try:
-            connection.settimeout(seconds)
+            connection.settimeout(min(seconds, LONGEST_WAIT))
             connection.connect(target)
         except OSError as exc:
             connection.close()

@@ -30,7 +30,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream.api import encode_payload, natural, read_answer, read_as, read_json
 from liftenvelope.nats.logins import is_refused_login, refused_login
-from liftenvelope.rpc.address import Address, connect, parse_address
+from liftenvelope.rpc.address import LONGEST_WAIT, Address, connect, parse_address
 
 if TYPE_CHECKING:
     from liftenvelope.bulk.access import Access, Target
@@ -151,7 +151,8 @@ class NatsSocket:
         if self.start != self.end:
             raise ServerProtocolError(f"{self.address} sent more than its greeting before TLS")
         try:
-            self._socket.settimeout(self._left(deadline, "its part of the TLS handshake"))
+            left = self._left(deadline, "its part of the TLS handshake")
+            self._socket.settimeout(min(left, LONGEST_WAIT))
             self._socket = context.wrap_socket(self._socket, server_hostname=self.server_name)
         except OSError as exc:
             raise TransportError(f"{self.address}: TLS failed: {exc}") from exc
@@ -179,7 +180,7 @@ class NatsSocket:
         Raises:
             TransportError: Sending failed or did not complete in time.
         """
-        limit = self._access.stall_timeout
+        limit = min(self._access.stall_timeout, LONGEST_WAIT)
         try:
             self._socket.settimeout(
                 limit if deadline is None else max(0.001, min(limit, deadline - time.monotonic()))
@@ -228,7 +229,7 @@ class NatsSocket:
         """
         self._make_room(1)
         try:
-            self._socket.settimeout(timeout)
+            self._socket.settimeout(min(timeout, LONGEST_WAIT))
             size = self._socket.recv_into(self.view[self.end :])
         except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
             return False

@@ -37,6 +37,21 @@ def written_numbers(url: str, stream: str) -> list[int]:
     return [int(value.partition(b".")[0]) for value in values]
 
 
+@pytest.mark.parametrize("kind", ["jetstream", "liftbridge"])
+def test_timeouts_may_be_longer_than_a_socket_can_wait(
+    kind: str, url: str, address: str, liftbridge_server: LiftbridgeCluster, name: str
+) -> None:
+    endless = Access(connect_timeout=1e300, timeout=1e300, stall_timeout=1e300, reconnect_wait=1e300)
+    if kind == "jetstream":
+        make_stream(url, name)
+        bulk.write(url, name, numbers(10), subject=f"{name}.x", access=endless)
+    else:
+        liftbridge_server.create_stream(name)
+        bulk.write(address, name, numbers(10), access=endless)
+    found = bulk.read(url if kind == "jetstream" else address, name, access=endless).read_all()
+    assert found["offset"].to_pylist() == list(range(10))
+
+
 class TestJetStream:
     def test_what_was_read_can_be_written(self, url: str, name: str) -> None:
         for stream in (f"{name}-a", f"{name}-b"):
