@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +27,7 @@ __all__ = [
     "BATCH_ROWS",
     "RowOptions",
     "bulk_columns",
+    "check_packed",
     "check_sink",
     "header_lists",
     "spark_batches",
@@ -276,3 +277,26 @@ def check_sink(
         raise OptionError("the stream is not named: give the option topic, or a column 'topic'")
     if format_ == "jetstream" and subject is None and "subject" not in found:
         raise OptionError("the subject is not named: give the option subject, or a column 'subject'")
+
+
+def check_packed(format_: str, names: Collection[str], *, subject: str | None, headers: bool) -> None:
+    """Check the columns of rows of which a message carries many: it has no place for a key of each.
+
+    Args:
+        format_: ``"liftbridge"`` or ``"jetstream"``.
+        names: Names of the columns.
+        subject: As for :func:`check_sink`.
+        headers: The sink writes the column ``headers``.
+
+    Raises:
+        OptionError: A column sets a field of the message.
+    """
+    wanted = set(_SINK_OF[format_]) - {"topic", "value"}
+    if subject is not None:
+        wanted.discard("subject")
+    if not headers:
+        wanted.discard("headers")
+    for name in sorted(wanted.intersection(names)):
+        text = f"column {name!r} must not be given with this payload, whose messages have many rows each"
+        hint = "give the option subject instead" if name == "subject" else "drop it"
+        raise OptionError(f"{text}; {hint}")

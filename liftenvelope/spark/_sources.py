@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 from liftenvelope._checks import require
 from liftenvelope.bulk.narrowing import Condition, Operator
 from liftenvelope.spark._options import SinkOptions, SourceOptions, row_options, sink_options, source_options
-from liftenvelope.spark._schema import check_sink, spark_ddl
+from liftenvelope.spark._schema import check_packed, check_sink, spark_ddl, spark_schema
 from liftenvelope.spark._source_cores import BatchSource, StreamingSource, pushed_condition
 from liftenvelope.spark._writing import TaskWritten, write_task
 from liftenvelope.spark.errors import OptionError
@@ -41,6 +41,7 @@ from pyspark.sql.datasource import (  # noqa: E402
     StringStartsWith,
     WriterCommitMessage,
 )
+from pyspark.sql.pandas.types import to_arrow_schema  # noqa: E402
 from pyspark.sql.streaming.datasource import (  # noqa: E402
     ReadAllAvailable,
     ReadLimit,
@@ -249,13 +250,25 @@ class _Streams(DataSource):
         """Return the columns of a source."""
         return spark_ddl(row_options(self.format, self.options))
 
-    def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002
+    def reader(self, schema: Any) -> DataSourceReader:
         """Return the reader of a batch query."""
+        self._check_columns(schema)
         return self.batch_reader(source_options(self.format, self.options, streaming=False))
 
-    def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: ARG002, N802
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802
         """Return the reader of a streaming query."""
+        self._check_columns(schema)
         return StreamReader(source_options(self.format, self.options, streaming=True))
+
+    def _check_columns(self, schema: Any) -> None:
+        """Raise OptionError if the query gives other columns than those of the source.
+
+        Spark would only see it in a task that reads a row.
+        """
+        options = row_options(self.format, self.options)
+        if not to_arrow_schema(schema, timezone="UTC").equals(spark_schema(options)):
+            expected = f"schema() must have exactly the columns {spark_ddl(options)}, got"
+            raise OptionError(f"{expected} {schema.simpleString()}; leave it out, and use select()")
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:
         """Return the writer of a batch query."""
@@ -280,6 +293,9 @@ class _Streams(DataSource):
             once=options.once,
             encodes=options.payload is not None,
         )
+        if options.payload is not None and options.payload.packed:
+            names = [name for name, _ in columns]
+            check_packed(self.format, names, subject=options.subject, headers=options.headers)
         return options
 
 

@@ -132,6 +132,12 @@ def test_bad_message_fails_a_streaming_query(spark: SparkSession, js: Stream, tm
         finish(writer.option("checkpointLocation", str(tmp_path / "c")))
 
 
+def test_packed_rows_with_keys_are_refused_before_any_task(spark: SparkSession, js: Stream) -> None:
+    rows = spark.sql("select cast('k' as binary) as key, 1 as id where false")
+    with pytest.raises(PySparkException, match="column 'key' must not be given with this payload"):
+        rows.write.format("jetstream").options(**js.sink(), payload="arrow").mode("append").save()
+
+
 def test_packed_row_that_the_server_does_not_take_is_named(spark: SparkSession, js: Stream) -> None:
     rows = spark.createDataFrame([("x" * 2_000_000,)], "item STRING")
     writer = rows.write.format("jetstream").options(**js.sink(), payload="arrow", packBytes=4_000_000)

@@ -20,7 +20,7 @@ from liftenvelope.spark._options import source_options
 from liftenvelope.spark._sources import BatchReader, JetStreamDataSource
 from liftenvelope.testing import NatsServer
 from tests.integration.bulk_streams import make_stream, with_jetstream
-from tests.spark.streams import Query, Stream, numbers, patiently
+from tests.spark.streams import Query, Stream, finish, numbers, patiently
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -45,6 +45,21 @@ class TestBatch:
         begin_text, end_text = json.dumps({stream.name: begin}), json.dumps({stream.name: end})
         frame = stream.read(spark, startingOffsets=begin_text, endingOffsets=end_text)
         assert {row.offset for row in frame.collect()} == set(range(10, 20))
+
+    @pytest.mark.parametrize("columns", ["value STRING", "value BINARY, offset BIGINT"])
+    def test_other_columns_than_those_of_the_source_are_refused_before_any_row(
+        self, spark: SparkSession, nats: NatsServer, name: str, columns: str
+    ) -> None:
+        make_stream(nats.url, name)
+        stream = Stream("jetstream", nats.url, name)
+        own, options = stream.read(spark).schema, {"servers": nats.url}
+        batch = spark.read.format("jetstream").options(**options)
+        assert batch.schema(own).load(name).count() == 0
+        with pytest.raises(PySparkException, match="leave it out, and use select"):
+            batch.schema(columns).load(name).collect()
+        following = spark.readStream.format("jetstream").options(**options).schema(columns).load(name)
+        with pytest.raises(PySparkException, match="must have exactly the columns"):
+            finish(following.writeStream.format("noop"))
 
     def test_modules_are_no_garbage(
         self, spark: SparkSession, nats: NatsServer, name: str, tmp_path: Path

@@ -13,7 +13,7 @@ from liftenvelope.jetstream.subject_filter import SubjectFilter
 from liftenvelope.payload import Json
 from liftenvelope.spark._offsets import EARLIEST, LATEST, PartitionPlace, Places
 from liftenvelope.spark._options import StreamSelection, row_options, sink_options, source_options
-from liftenvelope.spark._schema import check_sink
+from liftenvelope.spark._schema import check_packed, check_sink
 from liftenvelope.spark._words import Words, duration
 from liftenvelope.spark.errors import OptionError
 
@@ -448,3 +448,22 @@ class TestPayloads:
         check_sink(
             "jetstream", [("id", "bigint"), ("offset", "bigint")], topic="a", subject="b", encodes=True
         )
+
+    @pytest.mark.parametrize(
+        ("format_", "name"),
+        [
+            *[("jetstream", name) for name in ("key", "headers", "subject", "msgId")],
+            *[("liftbridge", name) for name in ("key", "headers", "partition")],
+        ],
+    )
+    def test_sink_refuses_columns_that_a_message_of_many_rows_has_no_place_for(
+        self, format_: str, name: str
+    ) -> None:
+        with pytest.raises(OptionError, match=f"column '{name}' must not be given with this payload"):
+            check_packed(format_, ["id", name], subject=None, headers=True)
+
+    def test_sink_packs_rows_with_columns_that_it_leaves_out(self) -> None:
+        check_packed(
+            "jetstream", ["id", "topic", "subject", "headers", "partition"], subject="s", headers=False
+        )
+        check_packed("liftbridge", ["id", "topic", "subject", "offset"], subject=None, headers=True)
