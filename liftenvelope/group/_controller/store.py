@@ -12,6 +12,7 @@ from liftenvelope.errors import (
     AckTimeoutError,
     CallTimeoutError,
     JetStreamError,
+    PermissionDeniedError,
     StreamMessageTooLargeError,
     TransportError,
     UsageError,
@@ -171,5 +172,11 @@ def _unavailable(what: str) -> Iterator[None]:
         yield
     except WrongLastSequenceError:
         raise  # an expected outcome, which the caller handles
-    except (AckTimeoutError, CallTimeoutError, JetStreamError, TransportError) as exc:
+    except (
+        AckTimeoutError,
+        CallTimeoutError,
+        JetStreamError,
+        PermissionDeniedError,
+        TransportError,
+    ) as exc:
         raise GroupUnavailableError(f"{what}: {exc}") from exc
