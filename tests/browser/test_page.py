@@ -70,6 +70,27 @@ def test_search_by_offset_and_key(page: Page) -> None:
     page.wait(lambda: page.run(first) != offset, "the following messages")
 
 
+def test_late_answer_to_an_earlier_query_does_not_replace_a_search(page: Page) -> None:
+    page.open("#/stream/orders")
+    page.wait_text("customer-")
+    page.run(
+        """const real = window.fetch;
+        window.fetch = (...given) => new Promise((done) => {
+            window.late = () => real(...given).then((answer) => { done(answer); window.sent = true; });
+            window.fetch = real;
+        });
+        document.querySelectorAll('form.search button')[1].click()"""
+    )
+    page.run("document.querySelectorAll('form.search input')[0].focus()")
+    page.press("0", Keys.ENTER)
+    page.wait_text("from the start of the search")
+    page.run("window.late()")
+    page.wait(lambda: page.run("return window.sent === true"), "the late answer")
+    newer = "return fetch('api/messages?stream=orders&partition=0&start=').then((answer) => answer.json())"
+    page.run(newer)  # the page has handled the answer before this one
+    assert "from the start of the search" in page.text
+
+
 def test_assignment_of_a_group_is_drawn(page: Page) -> None:
     page.open("#/group/ledger")
     page.wait(lambda: page.run("return document.querySelectorAll('.drawing path').length") == 6, "six lines")

@@ -54,6 +54,7 @@ export class Messages {
     this.payloads = about.payloads;
     this.end = null;
     this.loading = false;
+    this.loads = 0;
     this.loaded = 0;
     this.partitions = 0;
     this.partition = el("select", { "aria-label": "Partition" });
@@ -103,13 +104,16 @@ export class Messages {
 
   async load(start = this.start.value.trim()) {
     this.loading = true;
+    const number = ++this.loads;
     const query = new URLSearchParams({ stream: this.stream, partition: this.partition.value || "0", start: start.replace(" ", "T") });
     if (this.key.value) query.set("key", this.key.value);
     try {
       const answer = await fetch("api/messages?" + query);
       const found = await answer.json();
-      if (!this.closed) this.show(found, start);
+      if (number !== this.loads || this.closed) return;  // a search has begun meanwhile
+      this.show(found, start);
     } catch (error) {
+      if (number !== this.loads) return;
       this.note.textContent = "The monitor can't be reached.";
     }
     this.loading = false;
