@@ -139,6 +139,21 @@ def test_columns_are_sorted_by_their_buttons(page: Page) -> None:
     )
 
 
+def test_plots_have_the_times_of_messages_in_every_time_zone(page: Page) -> None:
+    zone = "Emulation.setTimezoneOverride"
+    page.driver.execute_cdp_cmd(zone, {"timezoneId": "Asia/Kathmandu"})  # 5 h 45 min ahead of UTC
+    try:
+        page.open("#/stream/sensors")
+        page.wait_text("sensors.attic")
+        plotted = "return document.querySelector('.u-legend .u-value').innerText.match(/[\\d:]+/)?.[0] ?? ''"
+        stored = "return document.querySelector('.messages .line span + span').innerText.slice(11, 19)"
+        times = [page.wait(lambda: page.run(plotted), "a time"), page.run(stored)]
+    finally:
+        page.driver.execute_cdp_cmd(zone, {"timezoneId": ""})
+    later, earlier = (60 * int(one[:2]) + int(one[3:5]) for one in times)
+    assert (later - earlier) % 1440 < 60
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_follow_the_system(page: Page, scheme: str) -> None:
     page.open(scheme=scheme)

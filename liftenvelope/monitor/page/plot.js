@@ -9,10 +9,10 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plot
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** Format a time of the day; without seconds where the ticks are minutes apart. */
+/** Format a time of the day in UTC, as all times of the page; without seconds where the ticks are minutes apart. */
 function clock(at, step) {
   const moment = new Date(at * 1000), two = (number) => String(number).padStart(2, "0");
-  return two(moment.getHours()) + ":" + two(moment.getMinutes()) + (step < 60 ? ":" + two(moment.getSeconds()) : "");
+  return two(moment.getUTCHours()) + ":" + two(moment.getUTCMinutes()) + (step < 60 ? ":" + two(moment.getUTCSeconds()) : "");
 }
 
 export class Plot {
@@ -90,9 +90,10 @@ export class Plot {
       width: this.width(), height: this.height,
       cursor: { y: false, points: { size: 7 } },
       legend: { live: true },
+      tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "UTC"),
       scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.08, 1)] } },
       axes: [{ ...axis, space: 80, size: 30, values: (_, ticks, __, ___, step) => ticks.map((one) => clock(one, step)) }, { ...axis, size: 58, values: (_, ticks) => ticks.map((one) => this.format(one)) }],
-      series: [{ label: "Time", value: (_, at) => (at === null || at === undefined ? "–" : clock(at, 1)) },
+      series: [{ label: "Time (UTC)", value: (_, at) => (at === null || at === undefined ? "–" : clock(at, 1)) },
         ...[...this.lines.values()].map(line)],
     }, this.data(), this.root);
   }
