@@ -20,6 +20,7 @@ __all__ = ["is_listening"]
 
 _LISTEN: Final = "0A"
 _LSOF_TIMEOUT: Final = 60.0
+_LOOPBACKS: Final = ((socket.AF_INET, LOOPBACK), (socket.AF_INET6, "::1"))
 # The kernel answers at once, unless more connections wait than the server wants to hold.
 _CONNECT_TIMEOUT: Final = 1.0
 
@@ -44,9 +45,16 @@ def is_listening(leader: int, port: int) -> bool:
 
 
 def _accepts(port: int) -> bool:
-    with socket.socket() as connection:
-        connection.settimeout(_CONNECT_TIMEOUT)
-        return connection.connect_ex((LOOPBACK, port)) == 0
+    for family, host in _LOOPBACKS:
+        try:
+            connection = socket.socket(family)
+        except OSError:
+            continue  # a kernel without IPv6
+        with connection:
+            connection.settimeout(_CONNECT_TIMEOUT)
+            if connection.connect_ex((host, port)) == 0:
+                return True
+    return False
 
 
 def _linux(leader: int, port: int) -> bool:
