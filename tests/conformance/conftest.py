@@ -75,9 +75,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in others]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """The server under test, shared by the whole run: with cursors, groups and the activity stream."""
+    """The server under test, shared by a file: with cursors, groups and the activity stream."""
     with SERVERS[CHOSEN]() as running:
         yield running
 

@@ -17,7 +17,7 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope.nats.closing import close_connection
-from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer, run_gateway
+from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, NatsServer, run_gateway, run_liftbridge
 from tests.patience import patient_clients
 
 __all__ = ["patient_clients"]
@@ -86,6 +86,13 @@ def wait_until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def liftbridge_server() -> Iterator[LiftbridgeCluster]:
+    """Run a Liftbridge server for each file: it writes a file for each partition every five seconds."""
+    with run_liftbridge() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")
