@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from liftenvelope._checks import RESERVED
 from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Leading"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
+_T = TypeVar("_T")
 #: Partitions whose leader work starts concurrently.
 _AT_ONCE: Final = 16
 #: Most streams whose subjects are checked one by one, without the list of all streams.
@@ -126,13 +128,8 @@ class Leading:
         Raises:
             LiftEnvelopeError: JetStream does not report how many messages are stored.
         """
-        limit = asyncio.Semaphore(_AT_ONCE)
-
-        async def one(led: LedPartition) -> None:
-            async with limit:
-                await led.catch_up()
-
-        await asyncio.gather(*(one(led) for parts in self._led.values() for led in parts.values()))
+        led = [one for parts in self._led.values() for one in parts.values()]
+        await _each(LedPartition.catch_up, led)
 
     def stream_changed(self, before: StreamRecord | None, after: StreamRecord | None) -> None:
         """Reconcile a stream whose record changed."""
@@ -222,13 +219,19 @@ class Leading:
         batch.add_done_callback(lambda _: self._look_at({name for name, _ in new}))
 
     async def _begin_all(self, new: list[tuple[str, int]], *, is_full: bool) -> None:
-        limit = asyncio.Semaphore(_AT_ONCE)
-        begun = await asyncio.gather(*(self._begin(key, limit) for key in new))
+        begun: list[LedPartition] = []
+
+        async def begin(key: tuple[str, int]) -> None:
+            led = await self._begin(key)
+            if led is not None:
+                begun.append(led)
+
+        await _each(begin, new)
         self._tell(by_clients=not is_full)
         if is_full:
             self.bindings.passed()
         # Deletions take JetStream as long as creations, and no ack waits for them.
-        await asyncio.gather(*(led.take_over(limit) for led in begun if led is not None))
+        await _each(LedPartition.take_over, begun)
         if is_full:
             self._passed.set()
 
@@ -267,39 +270,36 @@ class Leading:
         for number in old:
             self.bindings.drop((name, number))
 
-    async def _begin(self, key: tuple[str, int], limit: asyncio.Semaphore) -> LedPartition | None:
+    async def _begin(self, key: tuple[str, int]) -> LedPartition | None:
         """Start the leader work for a partition; return None if that is not possible now."""
         record = self._core.registry.known(key[0])
         try:
-            return await self._try_to_begin(key, record, limit)
+            return await self._try_to_begin(key, record)
         finally:
             self._beginning.discard(key)
             # A pass has left out this partition if the stream was recreated meanwhile.
             if _id_of(self._core.registry.known(key[0])) != _id_of(record):
                 self.look(key[0])
 
-    async def _try_to_begin(
-        self, key: tuple[str, int], record: StreamRecord | None, limit: asyncio.Semaphore
-    ) -> LedPartition | None:
+    async def _try_to_begin(self, key: tuple[str, int], record: StreamRecord | None) -> LedPartition | None:
         if record is None:
             self.bindings.drop(key)
             return None
         led = LedPartition(
             self._core, self._streams, self._reads, record, key[1], self.compaction, self.bindings
         )
-        async with limit:
-            try:
-                await led.start()
-            except StreamNotFoundError:
-                # Deleted: the registry is about to report that, unless the storage alone was removed.
-                self.bindings.note(key, False)
-                return None
-            except LiftEnvelopeError as exc:
-                text = "%s, partition %d: could not start sending acks, retrying: %s"
-                _log.warning(text, *key, exc, extra={"stream": key[0], "partition": key[1]})
-                self.bindings.note(key, False)
-                self._look_again()
-                return None
+        try:
+            await led.start()
+        except StreamNotFoundError:
+            # Deleted: the registry is about to report that, unless the storage alone was removed.
+            self.bindings.note(key, False)
+            return None
+        except LiftEnvelopeError as exc:
+            text = "%s, partition %d: could not start sending acks, retrying: %s"
+            _log.warning(text, *key, exc, extra={"stream": key[0], "partition": key[1]})
+            self.bindings.note(key, False)
+            self._look_again()
+            return None
         self._led.setdefault(key[0], {})[key[1]] = led
         return led
 
@@ -356,6 +356,20 @@ class Leading:
             return names  # each check reports what JetStream does not answer
         records = [self._core.registry.known(name) for name in names]
         return {one.name for one in records if one is not None and not is_as_recorded(one, recordings)}
+
+
+async def _each(work: Callable[[_T], Awaitable[None]], items: Iterable[_T]) -> None:
+    """Do some work for each item, for 16 at a time.
+
+    A task for each of thousands, made in one turn of the event loop, would hold up the heartbeats.
+    """
+    left = iter(items)
+
+    async def some() -> None:
+        for item in left:
+            await work(item)
+
+    await asyncio.gather(*(some() for _ in range(_AT_ONCE)))
 
 
 def _id_of(record: StreamRecord | None) -> str | None:

@@ -106,10 +106,9 @@ class LedPartition:
         if self._compactor is not None:
             await self._compactor.start()
 
-    async def take_over(self, limit: asyncio.Semaphore) -> None:
+    async def take_over(self) -> None:
         """Delete the ack consumers that earlier leaders have left."""
-        async with limit:
-            await self.acks.take_over()
+        await self.acks.take_over()
 
     async def catch_up(self) -> None:
         """Wait until every message now stored in the partition has its ack."""
