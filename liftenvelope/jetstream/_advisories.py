@@ -21,7 +21,7 @@ from liftenvelope.jetstream._records import read_moment
 from liftenvelope.jetstream.names import check_consumer_name, check_filter, check_stream_name
 from liftenvelope.jetstream.watch import watch_of
 from liftenvelope.nats.link import Link
-from liftenvelope.nats.subscribing import Subscribing
+from liftenvelope.nats.subscribing import Subscribing, subscribing_on
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -336,7 +336,7 @@ class Advisories:
         self.dropped = 0
 
     async def __aenter__(self) -> Self:
-        async with Subscribing(self._nc, self._subject) as subscribing:
+        async with subscribing_on(self._nc, self._subject) as subscribing:
             await self._start(subscribing)
         return self
 

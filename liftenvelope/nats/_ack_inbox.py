@@ -28,7 +28,7 @@ from liftenvelope.nats.expiry import ExpiryTimer
 from liftenvelope.nats.link import Link, last_error_of, max_payload_of
 from liftenvelope.nats.receiving import DirectSubscription, deliver_directly, subscribe_direct
 from liftenvelope.nats.subjects import publish_subject
-from liftenvelope.nats.subscribing import Subscribing
+from liftenvelope.nats.subscribing import Subscribing, subscribing_on
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -101,7 +101,7 @@ class AckInbox:
             PermissionDeniedError: The user may not subscribe to the inbox, so no ack would ever arrive.
             UsageError: The inbox was started before.
         """
-        async with Subscribing(self.nc, self.subject) as subscribing:
+        async with subscribing_on(self.nc, self.subject) as subscribing:
             await self._start(subscribing)
         return self
 

@@ -14,7 +14,8 @@ expected:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import nats.errors
@@ -476,3 +477,19 @@ class DirectParser:
         except Exception as exc:  # noqa: BLE001 - to error_cb
             return exc
         return None
+
+
+@contextmanager
+def reading_reports(nc: Any, read: Callable[[str], None]) -> Iterator[None]:
+    """Pass each report of the server, such as a refusal, to a function too. nats-py keeps the last one."""
+    process: Any = getattr(nc, "_process_err", None)
+
+    async def read_and_process(text: str) -> None:
+        read("nats: " + text.strip("'"))
+        await process(text)
+
+    nc._process_err = read_and_process  # nats-py's parser calls it by this name
+    try:
+        yield
+    finally:
+        del nc._process_err

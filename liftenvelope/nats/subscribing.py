@@ -7,24 +7,25 @@ a publish of another task. A subscription therefore reads every report of its co
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from liftenvelope.errors import PermissionDeniedError
 from liftenvelope.nats.link import Link
+from liftenvelope.nats.receiving import reading_reports
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-__all__ = ["Subscribing"]
+__all__ = ["Subscribing", "subscribing_on"]
 
 _locks: WeakKeyDictionary[Client, asyncio.Lock] = WeakKeyDictionary()
 
 
 class Subscribing:
-    """Used with ``async with`` around a subscription, a barrier and :meth:`check`.
-
-    If nats-py no longer passes reports as it does, only its last one is read.
+    """A subscription that the server may refuse. Made by :func:`subscribing_on`.
 
     Args:
         nc: NATS connection.
@@ -32,37 +33,29 @@ class Subscribing:
     """
 
     def __init__(self, nc: Client, subject: str) -> None:
-        self._nc: Any = nc
         self._link = Link(nc)
         self._subject = subject
         self._told = f'subscription to "{subject}"'.lower()
-        self._refusal = ""
-        self._process = getattr(nc, "_process_err", None)
-
-    async def __aenter__(self) -> Self:
-        self._lock = _locks.setdefault(self._nc, asyncio.Lock())
-        await self._lock.acquire()
         self._before = self._link.report
-        if self._process is not None:
-            self._nc._process_err = self._read
-        return self
+        self._refusal = ""
 
-    async def __aexit__(self, *_: object) -> None:
-        if self._process is not None:
-            del self._nc._process_err  # the method of the class is back
-        self._lock.release()
-
-    async def _read(self, text: str) -> None:
-        """Read a report, which nats-py has converted to lower case, and pass it on."""
-        if self._told in text:
-            self._refusal = f"; the server said: nats: {text}"
-        assert self._process is not None
-        await self._process(text)
+    def read(self, report: str) -> None:
+        """Take a report of the server, in lower case."""
+        if self._told in report:
+            self._refusal = f"; the server said: {report}"
 
     def check(self) -> None:
         """Raise PermissionDeniedError if the server has refused the subscription. Call it after a barrier."""
         if not self._refusal and self._link.report is not self._before:
-            last = self._link.refusal(self._subject)
-            self._refusal = last if self._told in last else ""
+            self.read(str(self._link.report))  # if nats-py no longer passes each report
         if self._refusal:
             raise PermissionDeniedError(0, f"can't subscribe to {self._subject}{self._refusal}")
+
+
+@asynccontextmanager
+async def subscribing_on(nc: Client, subject: str) -> AsyncIterator[Subscribing]:
+    """Make a subscription, wait for a barrier and check in this block; others of the connection wait."""
+    async with _locks.setdefault(nc, asyncio.Lock()):
+        subscribing = Subscribing(nc, subject)
+        with reading_reports(nc, subscribing.read):
+            yield subscribing
