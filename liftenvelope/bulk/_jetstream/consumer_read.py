@@ -249,7 +249,8 @@ class ConsumerRead(RangeRead):
                 "idle_heartbeat": _HEARTBEAT * _SECOND,
             }
             self._request(link, request, number)
-        if was_idle and wanted < 0 and self._skips.has_begun:
+        left = self._left if self._rows.pending < 0 else self._rows.pending
+        if was_idle and wanted < 0 and self._skips.has_begun and not left:
             # Answered at once, and after the server has taken the pulls: the first heartbeat takes a second.
             self._request(link, {"batch": 1, "no_wait": True}, _PENDING)
 
