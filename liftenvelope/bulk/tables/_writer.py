@@ -19,7 +19,7 @@ from liftenvelope.bulk._reads.selection import plan_onward
 from liftenvelope.bulk.ranges import Gap, Progress, Range
 from liftenvelope.bulk.tables._state import TableState, check_incarnation
 from liftenvelope.bulk.tables._target import OvertakenError, TableTarget, commit, mapped, patiently
-from liftenvelope.errors import LiftEnvelopeError, UsageError
+from liftenvelope.errors import LiftEnvelopeError, OffsetOutOfRangeError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -281,8 +281,11 @@ class _CatchUp:
                 return crew.next(wait)
             except queue.Empty:
                 self._commit()
-            except LiftEnvelopeError:
+            except LiftEnvelopeError as exc:
                 self._commit()
+                if isinstance(exc, OffsetOutOfRangeError):  # the read tells a new stream by its offset
+                    known = TableState(self._created_ns)
+                    check_incarnation(self._source.stream, known, self._source.created())
                 raise
 
     def _take(self, piece: Piece) -> None:

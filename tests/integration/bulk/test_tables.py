@@ -32,7 +32,11 @@ from liftenvelope.bulk import (
     TableWriter,
     TableWritten,
 )
+from liftenvelope.bulk._engine.crew import Outlet
+from liftenvelope.bulk._engine.plan import BatchPlan
 from liftenvelope.bulk._jetstream.requests import JetStreamRequests
+from liftenvelope.bulk._jetstream.source import JetStreamSource
+from liftenvelope.bulk.ranges import Range
 from liftenvelope.bulk.tables import _target, _writer
 from liftenvelope.errors import OffsetOutOfRangeError, StreamNotFoundError, UsageError
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
@@ -551,6 +555,21 @@ class TestStreams:
 
         with pytest.raises(StreamRecreatedError):
             lake.write(stream, progress=interfere)
+        assert lake.read().num_rows == 0
+
+    def test_stream_recreated_before_its_first_row_is_refused(
+        self, lake: Lake, stream: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        more(lake, stream, 5)
+        whole = JetStreamSource.read
+
+        def late(source: JetStreamSource, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
+            recreate(lake, stream, 9)
+            whole(source, span, plan, outlet)
+
+        monkeypatch.setattr(JetStreamSource, "read", late)
+        with pytest.raises(StreamRecreatedError, match="with another stream_id"):
+            lake.write(stream)
         assert lake.read().num_rows == 0
 
     def test_stream_that_ends_before_the_table(self, lake: Lake, stream: str) -> None:
