@@ -37,6 +37,8 @@ OF_BEHAVIOUR := tests/unit tests/twin $(NO_SOURCES)
 OF_COMPILED := tests/unit $(addprefix --ignore=tests/unit/,archive cli logs monitor project testing)
 # Those that use what the package depends on.
 OF_DEPENDENCIES := $(filter-out tests/unit/native/ tests/unit/project/ tests/unit/data/ tests/unit/logs/,$(wildcard tests/unit/*/)) tests/unit/test_arrow.py tests/unit/test_pb.py
+# Parts of make test that run beside each other: alone, the last two left two thirds of two processors idle.
+BESIDE := without-servers conformance benchmarks-once
 # Campaigns on servers, of which a slice runs in CI.
 SLICES := tests/faults tests/hostile
 # The types of the code in the documentation.
@@ -70,7 +72,7 @@ SOME_OF_SPARK := $(addprefix tests/spark/test_,$(addsuffix .py,functions session
 BROKER ?= gateway
 
 .PHONY: test-uvloop dist dist-interpreters test-dist test-dist-all test-dist-some packaging api-check
-.PHONY: help setup environments docs notebooks versions servers demo test compiled-tests without-servers interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz slices soak clean
+.PHONY: help setup environments docs notebooks versions servers demo test compiled-tests without-servers conformance benchmarks-once interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz slices soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -106,9 +108,14 @@ servers: setup  ## build the Liftbridge server, once; it is kept in the user's c
 demo: $(if $(filter liftbridge,$(BROKER)),servers,setup)  ## the main job: publish envelopes and account for every ack; BROKER=liftbridge for the real one
 	$(RUN) -m liftenvelope demo --broker $(BROKER)
 
-test: servers compiled-tests without-servers  ## the tests, on real servers; PYTHON=python3.13 for that version, in .venv-3.13
+test: servers compiled-tests  ## the tests, on real servers; PYTHON=python3.13 for that version, in .venv-3.13
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target VENV=$(VENV) $(BESIDE)
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(WITHOUT_SERVERS:%=--ignore=%) $(ELSEWHERE:%=--ignore=%)
+
+conformance: setup
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 LIFTENVELOPE_CONFORMANCE_SERVER=gateway $(RUN) -m pytest -q -n 4 --dist loadfile tests/conformance
+
+benchmarks-once: setup
 	$(RUN) -m pytest benchmarks -q --ignore=benchmarks/spark
 
 # Each process of a run collects all of its tests. On a fresh clone each would also compile them, before any runs.
