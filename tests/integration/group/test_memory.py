@@ -38,17 +38,20 @@ async def until_full(js: JetStream, stream: str, consumer: GroupConsumer) -> Non
 async def test_member_reads_ahead_no_more_than_its_bytes(
     nc: Client, name: str, partitions: int, size: int, is_accelerated: bool
 ) -> None:
-    """A limit of 6 MiB, and four times as much to read; or messages larger than a share of it."""
+    """A limit of 6 MiB, and four times as much to read; or messages larger than a share of it.
+
+    The coordinator is in this process, and would also hold the groups of other tests in its bucket.
+    """
     play = await Play(nc, name, partitions=partitions, session=LONG).create()
     most = 6 * MIB
     for number in range(4 * most // size):
         await play.js.publish(play.subjects[number % partitions], bytes(size))
     if is_accelerated:
         accelerate(nc)
-    async with coordinator(nc, lease=LONG):
+    async with coordinator(nc, lease=LONG, bucket=name, prefix=name):
         tracemalloc.start()
         try:
-            async with play.consumer("a", prefetch_bytes=most) as consumer:
+            async with play.consumer("a", prefix=name, prefetch_bytes=most) as consumer:
                 await until_full(play.js, name, consumer)
                 await nc.flush()
                 held, _ = tracemalloc.get_traced_memory()
