@@ -306,7 +306,7 @@ async def test_reading_ends_with_the_connection(bench: Bench, js_nc: Client) -> 
 def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nats-py had renamed what it keeps to itself."""
     monkeypatch.setattr("liftenvelope.nats.link._PRIVATE", ("_gone",))
-    monkeypatch.setattr("liftenvelope.nats.receiving._PRIVATE", ("_gone",))
+    monkeypatch.setattr("liftenvelope.nats._internals._PRIVATE", ("_gone",))
 
 
 @pytest.mark.parametrize("read", [by_messages, by_bytes, by_handler, by_fetch, by_next])

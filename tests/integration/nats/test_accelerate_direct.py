@@ -383,13 +383,13 @@ async def test_an_unknown_nats_py_is_left_as_it_is(
 
     match change:
         case "name":
-            monkeypatch.setattr("liftenvelope.nats.receiving._PRIVATE", ("_gone",))
+            monkeypatch.setattr("liftenvelope.nats._internals._PRIVATE", ("_gone",))
         case "state":
             monkeypatch.delattr(nats.protocol.parser, "AWAITING_MSG_PAYLOAD")
         case "parser":
             nc._ps = Another(nc)
         case "attribute":
-            monkeypatch.setattr("liftenvelope.nats.receiving._SUBSCRIPTION_PRIVATE", ("_gone",))
+            monkeypatch.setattr("liftenvelope.nats._internals._SUBSCRIPTION_PRIVATE", ("_gone",))
         case "buffer":
             parser.buf = b""
         case "signature":
