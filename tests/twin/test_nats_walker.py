@@ -330,4 +330,5 @@ def test_twins_agree(steps: list[tuple[str, Any]], sizes: list[int], max_message
             while left:
                 ours, theirs = (walker.walk() for walker in twins)
                 assert ours == theirs
+                assert twins[0].errors == twins[1].errors
                 left = ours[1]
