@@ -146,7 +146,13 @@ async def _monitor(gateway: str, http: str) -> AsyncIterator[str]:
 
     address = parse_address(http, any_port=True)
     access = MonitorAccess()
-    access.check(address.host)
+    try:
+        access.check(address.host)
+    except UsageError as exc:
+        text = f"--http must be a loopback address such as 127.0.0.1:8040, got {address.host}"
+        raise UsageError(
+            f"{text}: the page of dev has no login, that of liftenvelope monitor has one"
+        ) from exc
     link = MonitorLink()
     collector = Collector(lambda: _sampler(gateway, link), kind="liftbridge", interval=_INTERVAL)
     pages = MonitorPages(collector, link=link, access=access, where=f"liftbridge://{gateway}")

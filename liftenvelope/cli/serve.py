@@ -58,7 +58,8 @@ def _read_config(context: click.Context, _: click.Parameter, path: str | None) -
     "--max-message",
     type=NumberType(min=1),
     metavar="BYTES",
-    help="Largest envelope that clients may publish by gRPC: --limit max_message_bytes.  [default: 1048576]",
+    help="Largest envelope that clients may publish by gRPC, as --limit max_message_bytes.  "
+    "[default: 1048576]",
 )
 @click.option(
     "--limit",

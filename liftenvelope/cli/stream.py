@@ -203,7 +203,7 @@ def _print_jetstream(info: StreamInfo) -> None:
         "leader": None if info.cluster is None else info.cluster.leader,
         "messages": state.messages,
         "bytes": state.bytes,
-        "sequences": f"{state.first_seq} to {state.last_seq}, {state.num_deleted} deleted",
+        "sequences": f"{state.first_seq:,} to {state.last_seq:,}, {state.num_deleted:,} deleted",
         "oldest message": shown_time(state.first_ts),
         "newest message": shown_time(state.last_ts),
         "distinct subjects": state.num_subjects,

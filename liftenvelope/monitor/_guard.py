@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import secrets
 from dataclasses import dataclass, field
 from typing import Final
@@ -47,6 +48,9 @@ _SHORTEST: Final = 16
 #: Seconds that a wrong token costs, and logins that may be under way.
 _PENALTY: Final = 0.5
 _LOGINS: Final = 4
+#: A token of RFC 9110, and what the host of a URL consists of.
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 #: Characters of the name of a user in the log.
 _USER: Final = 200
 #: Requests that need no login: the form and its style.
@@ -71,8 +75,16 @@ class MonitorAccess:
         """Check that an address may be listened on.
 
         Raises:
-            UsageError: The token is short, or the address is not loopback and nothing protects it.
+            UsageError: The token is short, the address is not loopback and nothing protects it, or a name is
+                none that a request can have.
         """
+        if self.user_header and not _HEADER_NAME.fullmatch(self.user_header):
+            text = "user_header must be the name of an HTTP header, such as X-User"
+            raise UsageError(f"{text}, got {self.user_header!r}")
+        for name in self.hosts:
+            if not _HOST_NAME.fullmatch(name):
+                text = "hosts must be names such as monitor.example.org, without a port"
+                raise UsageError(f"{text}, got {name!r}")
         if self.token and len(self.token) < _SHORTEST:
             raise UsageError(f"token must have at least {_SHORTEST} characters, got {len(self.token)}")
         if not (self.token or self.user_header or is_loopback(host)):

@@ -446,6 +446,8 @@ class TestAccess:
             (("--http", "0.0.0.0:0"), "--http must be a loopback address such as 127.0.0.1:8040 without"),
             (("--token", "short"), "--token must have at least 16 characters, got 5"),
             (("--http", "nowhere"), "nowhere"),
+            (("--user-header", "a:b"), "must be the name of an HTTP header, such as X-User, got 'a:b'"),
+            (("--allow-host", "a:80"), "--allow-host must be names such as monitor.example.org, without"),
         ],
     )  # fmt: skip
     def test_unsafe_options_are_refused(self, arguments: tuple[str, ...], text: str) -> None:
