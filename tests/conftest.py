@@ -1,4 +1,4 @@
-"""Shared by all tests: the examples of hypothesis, the order of the files, and an empty limit on log lines.
+"""Shared by all tests: the examples of hypothesis, the order of the files, and log lines that start afresh.
 
 A run of the gate repeats itself: the same commit gives the same verdict. New examples are sought by
 ``make soak``, with ``--hypothesis-profile=search``; what that finds becomes a test with the example in it.

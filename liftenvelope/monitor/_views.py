@@ -104,7 +104,7 @@ class View:
         consumers = [one for one in snapshot.consumers.values() if one.stream == name]
         groups = [one for one in snapshot.groups.values() if any(row.topic == name for row in one.partitions)]
         rates = [self._rates(history, "stream", name)]
-        # The rate of all partitions is true, and that of the first ones alone would be taken for it.
+        # Lines of the first partitions alone would look like the whole rate of the stream.
         if 1 < len(stream.partitions) <= _MAX_LINES:
             numbers = [part.number for part in stream.partitions]
             rates = [self._rates(history, "partition", name, number) for number in numbers]

@@ -52,7 +52,7 @@ _FACTORS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 class NumberType(click.IntRange):
-    """A whole number within bounds. Click calls one with a letter in it no *integer range*."""
+    """A whole number within bounds, which errors call *integer*, not *integer range* as Click does."""
 
     name = "integer"
 
