@@ -143,7 +143,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__", "__main__"),
     ),
     "bulk": (
-        ("access", "errors", "_narrowing", "observing", "ranges"),
+        ("access", "errors", "narrowing", "observing", "ranges"),
         ("_engine",),
         ("_notebook", "_progress_bar", "outgoing"),
         ("_jetstream", "_liftbridge"),

@@ -14,7 +14,7 @@ from liftenvelope.bulk.ranges import Extent, Range
 if TYPE_CHECKING:
     from liftenvelope.bulk._engine.crew import Outlet
     from liftenvelope.bulk._engine.plan import BatchPlan
-    from liftenvelope.bulk._narrowing import Narrowing
+    from liftenvelope.bulk.narrowing import Narrowing
     from liftenvelope.jetstream.subject_filter import SubjectFilter
 
 __all__ = ["JetStreamSource", "LiftbridgeSource", "RangedStream", "narrowed_range", "open_stream"]

@@ -15,8 +15,9 @@ from typing import Any, Final, Self, TypeVar
 from liftenvelope import bulk
 from liftenvelope._backoff import Patience
 from liftenvelope.bulk.listing import Lister, open_lister
-from liftenvelope.bulk.ranges import Extent, was_recreated
-from liftenvelope.bulk.sources import LiftbridgeSource, RangedStream, open_stream
+from liftenvelope.bulk.narrowing import Narrowing
+from liftenvelope.bulk.ranges import Extent, Range, was_recreated
+from liftenvelope.bulk.sources import LiftbridgeSource, RangedStream, narrowed_range, open_stream
 from liftenvelope.errors import (
     CallTimeoutError,
     NoJetStreamError,
@@ -245,6 +246,12 @@ class SourceBroker:
             return extents.end
         source, time_ns, whole = self._source(part[0]), place.time_ns, Extent(extents.oldest, extents.end)
         return self._patiently(lambda: source.at_time(part[1], time_ns, whole))
+
+    def narrowed(self, span: Span, narrowing: Narrowing) -> Span | None:
+        """Return the part of a range that a query may need; None for none."""
+        source, whole = self._source(span.stream), Range(span.partition, span.start, span.stop)
+        found = self._patiently(lambda: narrowed_range(source, whole, narrowing))
+        return replace(span, start=found.start, stop=found.stop) if found.start < found.stop else None
 
     def await_readable(self, span: Span) -> bool:
         """Wait until a range can be read to its end.

@@ -4,16 +4,40 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
+from liftenvelope.bulk.narrowing import Condition, Narrowing, Operator
 from liftenvelope.spark._broker import SourceBroker, read_span
 from liftenvelope.spark._cursors import QueryCursors
 from liftenvelope.spark._offsets import Offsets, Position
 from liftenvelope.spark._options import SourceOptions
 from liftenvelope.spark._planning import Planner, Span, Trigger, creation_times, divide, spans_between
 
-__all__ = ["BatchSource", "StreamingSource"]
+__all__ = ["BatchSource", "StreamingSource", "pushed_condition"]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+def pushed_condition(path: tuple[str, ...], operator: Operator, value: Any) -> Condition | None:
+    """Return the condition of a filter on a column of a source; None for a filter that is not used.
+
+    Args:
+        path: Path of the column.
+        operator: Operator of the filter.
+        value: Value, or several for "in". A time must have a time zone.
+    """
+    if len(path) != 1:
+        return None
+    (name,) = path
+    if name == "timestamp":
+        if not isinstance(value, datetime) or value.tzinfo is None:
+            return None
+        return name, operator, round((value - _EPOCH) / _MICROSECOND) * 1_000
+    return ("timestamp" if name == "timestamp_nanos" else name), operator, value
 
 
 class BatchSource:
@@ -25,6 +49,21 @@ class BatchSource:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self._pushed = Narrowing(subjects=options.subjects)
+
+    def push(self, conditions: Iterable[Condition | None]) -> list[bool]:
+        """Narrow the query by conditions that all its rows meet; return for each if Spark must check it too.
+
+        Args:
+            conditions: Conditions; None for one that is not understood.
+        """
+        again: list[bool] = []
+        for condition in conditions:
+            exact = False
+            if condition is not None:
+                self._pushed, exact = self._pushed.narrowed(condition)
+            again.append(not exact)
+        return again
 
     def spans(self) -> list[Span]:
         """Return the range that each task reads.
@@ -32,15 +71,18 @@ class BatchSource:
         Raises:
             LiftEnvelopeError: A stream does not exist, or the servers can't be reached.
         """
+        if self._pushed.is_empty:
+            return []
         with SourceBroker(self._options) as broker:
             extents = broker.extents()
             created = creation_times(extents)
             spans = spans_between(broker.begin(extents), broker.end(extents), created)
+            spans = [span for span in (broker.narrowed(span, self._pushed) for span in spans) if span]
         return divide(spans, self._options.min_partitions, self._options.max_records)
 
     def read(self, span: Span) -> Iterator[Any]:
         """Read one of the ranges that :meth:`spans` returned."""
-        return read_span(self._options, span)
+        return read_span(replace(self._options, subjects=self._pushed.subjects), span)
 
 
 class StreamingSource:

@@ -8,15 +8,16 @@ shared state. The logic is in :mod:`liftenvelope.spark._source_cores` and
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from liftenvelope._checks import require
+from liftenvelope.bulk.narrowing import Condition, Operator
 from liftenvelope.spark._options import SinkOptions, SourceOptions, row_options, sink_options, source_options
 from liftenvelope.spark._schema import check_packed, check_sink, spark_ddl, spark_schema
-from liftenvelope.spark._source_cores import BatchSource, StreamingSource
+from liftenvelope.spark._source_cores import BatchSource, StreamingSource, pushed_condition
 from liftenvelope.spark._writing import TaskWritten, write_task
 from liftenvelope.spark.errors import OptionError
 
@@ -29,7 +30,15 @@ from pyspark.sql.datasource import (  # noqa: E402
     DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
     InputPartition,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
     WriterCommitMessage,
 )
 from pyspark.sql.pandas.types import to_arrow_schema  # noqa: E402
@@ -44,6 +53,8 @@ from pyspark.sql.streaming.datasource import (  # noqa: E402
 __all__ = [
     "JetStreamDataSource",
     "LiftbridgeDataSource",
+    "PushingJetStreamDataSource",
+    "PushingLiftbridgeDataSource",
 ]
 
 # Local properties that Spark sets in a task of a streaming sink. They stay the same when a batch runs again,
@@ -61,6 +72,27 @@ def _spare_modules() -> None:
     """
     gc.collect()  # freezing would keep existing garbage forever
     gc.freeze()
+
+
+#: Operator of each filter of Spark that narrows a query.
+_OPERATORS: Final[dict[type[Filter], Operator]] = {
+    EqualTo: "=",
+    In: "in",
+    LessThan: "<",
+    LessThanOrEqual: "<=",
+    GreaterThan: ">",
+    GreaterThanOrEqual: ">=",
+    StringStartsWith: "prefix",
+}
+
+
+def _condition(found: Filter) -> Condition | None:
+    """Return the condition that a filter of Spark stands for; None if it is not understood."""
+    operator = _OPERATORS.get(type(found))
+    if operator is None:
+        return None
+    path, value = found.attribute, found.value
+    return pushed_condition(path, operator, value)
 
 
 def _begin_task() -> None:
@@ -94,6 +126,15 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Read a partition as Arrow record batches."""
         return _rows(self._source, partition)
+
+
+class PushingBatchReader(BatchReader):
+    """Reads a batch query, narrowed by its filters. Spark refuses the class while push-down is disabled."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Narrow the query by its filters; return those that Spark must check as well."""
+        again = self._source.push(_condition(found) for found in filters)
+        return [found for found, needed in zip(filters, again, strict=True) if needed]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -194,6 +235,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 class _Streams(DataSource):
     format: ClassVar[str]
+    batch_reader: ClassVar[type[BatchReader]] = BatchReader
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         # Spark reads this attribute.
@@ -211,7 +253,7 @@ class _Streams(DataSource):
     def reader(self, schema: Any) -> DataSourceReader:
         """Return the reader of a batch query."""
         self._check_columns(schema)
-        return BatchReader(source_options(self.format, self.options, streaming=False))
+        return self.batch_reader(source_options(self.format, self.options, streaming=False))
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802
         """Return the reader of a streaming query."""
@@ -267,3 +309,15 @@ class JetStreamDataSource(_Streams):
     """Data source for JetStream streams."""
 
     format = "jetstream"
+
+
+class PushingLiftbridgeDataSource(LiftbridgeDataSource):
+    """Data source for Liftbridge streams in sessions with filter push-down."""
+
+    batch_reader = PushingBatchReader
+
+
+class PushingJetStreamDataSource(JetStreamDataSource):
+    """Data source for JetStream streams in sessions with filter push-down."""
+
+    batch_reader = PushingBatchReader

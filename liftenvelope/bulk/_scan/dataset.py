@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from liftenvelope._checks import require
-from liftenvelope.bulk._narrowing import Narrowing
+from liftenvelope.bulk.narrowing import Narrowing
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream.subject_filter import SubjectFilter
 

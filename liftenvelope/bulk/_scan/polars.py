@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import require
-from liftenvelope.bulk._narrowing import Condition, Narrowing, Operator
+from liftenvelope.bulk.narrowing import Condition, Narrowing, Operator
 
 if TYPE_CHECKING:
     import polars as pl

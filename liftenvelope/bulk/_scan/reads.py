@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from liftenvelope.bulk._engine.plan import make_plan
 from liftenvelope.bulk._engine.schema import EnvelopeMode
-from liftenvelope.bulk._narrowing import Narrowing
 from liftenvelope.bulk._reads.reading import BATCH_BYTES, BATCH_ROWS
 from liftenvelope.bulk._reads.request import ReadRequest
 from liftenvelope.bulk._scan.payload import ScanPayload
+from liftenvelope.bulk.narrowing import Narrowing
 from liftenvelope.bulk.ranges import Range
 from liftenvelope.bulk.sources import RangedStream, narrowed_range
 

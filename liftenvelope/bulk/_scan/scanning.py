@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 from liftenvelope.bulk._engine.plan import OnRetention, make_plan
 from liftenvelope.bulk._engine.schema import EnvelopeMode, choose_columns, make_schema
-from liftenvelope.bulk._narrowing import Narrowing
 from liftenvelope.bulk._notebook import html_schema
 from liftenvelope.bulk._reads.payload_plan import passed_rows
 from liftenvelope.bulk._reads.request import read_request
@@ -15,6 +14,7 @@ from liftenvelope.bulk._reads.selection import Via
 from liftenvelope.bulk._scan.payload import scan_payload
 from liftenvelope.bulk._scan.reads import ScanReads
 from liftenvelope.bulk.access import Access, Source
+from liftenvelope.bulk.narrowing import Narrowing
 from liftenvelope.bulk.ranges import Stop
 from liftenvelope.client.positions import Start
 from liftenvelope.payload import PayloadChoice, as_payload

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftenvelope import bulk
-from liftenvelope.bulk._narrowing import Narrowing
 from liftenvelope.bulk._scan.reads import ScanReads
+from liftenvelope.bulk.narrowing import Narrowing
 from liftenvelope.errors import StreamNotFoundError, UsageError
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 from tests.integration.bulk_streams import BulkThreads, jetstream, make_stream, offsets, publish

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope.bulk._narrowing import Condition, Narrowing
+from liftenvelope.bulk.narrowing import Condition, Narrowing
 
 SUBJECTS = ["a", "a.b", "a.b.c", "a.c", "b", "b.a", "ab.c", "a.*", "ü.x"]
 MINUTE = 60 * 10**9
