@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SinkOptions", "SourceOptions", "StreamSelection", "row_options", "sink_options", "source_options"]
 
-_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pushFilters")
 _LIMITS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _STREAM_ONLY: Final = (*_LIMITS, "commitCursor", "commitConsumer")
 _SOURCE: Final = (
@@ -128,6 +128,7 @@ class SourceOptions(RowOptions):
         min_partitions: Fewest parts that the ranges are divided into.
         max_records: Most offsets in a part.
         fail_on_data_loss: Fail the query if messages are gone.
+        push_filters: Take the filters of the query from Spark. Batch queries only.
         cursor: Id of the cursors of Liftbridge, or name of the consumers of JetStream, that show the progress
             of the query; None for none.
         subjects: For JetStream: filter of the subjects to read; None for all.
@@ -144,6 +145,7 @@ class SourceOptions(RowOptions):
     min_partitions: int | None
     max_records: int
     fail_on_data_loss: bool
+    push_filters: bool
     cursor: str | None = None
     subjects: SubjectFilter | None = None
 
@@ -219,6 +221,7 @@ def source_options(format_: str, given: Mapping[str, Any], *, streaming: bool) -
         min_partitions=words.number("minPartitions"),
         max_records=words.number("maxRecordsPerPartition") or _RECORDS_PER_PARTITION,
         fail_on_data_loss=words.truth("failOnDataLoss", default=True),
+        push_filters=words.truth("pushFilters", default=False),
         headers=words.truth("includeHeaders", default=False),
         envelope=_envelope(format_, words),
         cursor=_cursor(format_, words),

@@ -17,7 +17,6 @@ _SOCKETS = "spark.python.unix.domain.socket.enabled"
 _PIPELINED = "spark.python.udf.pipelined.enabled"
 _BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _COLUMNAR = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
-_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _MOST_RECORDS = 10_000
 _PYTHON = "spark.pyspark.python"
 _PATHS_PYTHON = "python3"
@@ -80,9 +79,6 @@ def register(spark: SparkSession) -> None:
     ``register`` always works. In a local session it also makes Python workers run this interpreter, unless
     ``PYSPARK_PYTHON`` is set. Call ``register`` before you create Python functions. It warns of settings that
     are known to hang or crash.
-
-    If ``spark.sql.python.filterPushdown.enabled`` is true, batch queries get the filters of Spark. Without
-    ``register`` they don't, because Spark refuses sources that take filters while that setting is false.
     """
     from liftenvelope.spark import _sources
     from liftenvelope.spark.functions import register_functions
@@ -92,9 +88,6 @@ def register(spark: SparkSession) -> None:
     context: Any = getattr(spark, "sparkContext", None)  # Spark Connect has none: its server runs the workers
     if context is not None:
         context.pythonExec = worker_python(context.master, context.pythonExec, spark.conf.get, os.environ)
-    pushes = spark.conf.get(_PUSHDOWN, "false") == "true"
-    liftbridge = _sources.PushingLiftbridgeDataSource if pushes else _sources.LiftbridgeDataSource
-    jetstream = _sources.PushingJetStreamDataSource if pushes else _sources.JetStreamDataSource
-    spark.dataSource.register(liftbridge)
-    spark.dataSource.register(jetstream)
+    spark.dataSource.register(_sources.LiftbridgeDataSource)
+    spark.dataSource.register(_sources.JetStreamDataSource)
     register_functions(spark)

@@ -53,8 +53,6 @@ from pyspark.sql.streaming.datasource import (  # noqa: E402
 __all__ = [
     "JetStreamDataSource",
     "LiftbridgeDataSource",
-    "PushingJetStreamDataSource",
-    "PushingLiftbridgeDataSource",
 ]
 
 # Local properties that Spark sets in a task of a streaming sink. They stay the same when a batch runs again,
@@ -129,7 +127,11 @@ class BatchReader(DataSourceReader):
 
 
 class PushingBatchReader(BatchReader):
-    """Reads a batch query, narrowed by its filters. Spark refuses the class while push-down is disabled."""
+    """Reads a batch query, narrowed by its filters. Spark refuses the class while push-down is disabled.
+
+    Spark keeps one plan of the partitions for a DataFrame, and each pushed filter replaces it. A source can't
+    tell the queries of a DataFrame apart, so the class is for those with a single query.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Narrow the query by its filters; return those that Spark must check as well."""
@@ -235,7 +237,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 class _Streams(DataSource):
     format: ClassVar[str]
-    batch_reader: ClassVar[type[BatchReader]] = BatchReader
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         # Spark reads this attribute.
@@ -253,7 +254,8 @@ class _Streams(DataSource):
     def reader(self, schema: Any) -> DataSourceReader:
         """Return the reader of a batch query."""
         self._check_columns(schema)
-        return self.batch_reader(source_options(self.format, self.options, streaming=False))
+        options = source_options(self.format, self.options, streaming=False)
+        return PushingBatchReader(options) if options.push_filters else BatchReader(options)
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802
         """Return the reader of a streaming query."""
@@ -309,15 +311,3 @@ class JetStreamDataSource(_Streams):
     """Data source for JetStream streams."""
 
     format = "jetstream"
-
-
-class PushingLiftbridgeDataSource(LiftbridgeDataSource):
-    """Data source for Liftbridge streams in sessions with filter push-down."""
-
-    batch_reader = PushingBatchReader
-
-
-class PushingJetStreamDataSource(JetStreamDataSource):
-    """Data source for JetStream streams in sessions with filter push-down."""
-
-    batch_reader = PushingBatchReader

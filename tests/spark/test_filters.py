@@ -50,7 +50,7 @@ def test_subjects_filter_batches_and_streams(spark: SparkSession, filled: Stream
 
 def test_pushed_filters_return_the_same_rows_and_read_fewer(spark: SparkSession, filled: Stream) -> None:
     """With a task for each offset, the number of tasks is the number of offsets that are read."""
-    name, frame = filled.name, filled.read(spark, maxRecordsPerPartition=1)
+    name = filled.name
     later = "2200-01-01 00:00:00"
     cases: list[tuple[Any, list[int], int]] = [
         (F.col("offset") >= 15, expected(offsets=range(15, COUNT)), 5),
@@ -73,21 +73,32 @@ def test_pushed_filters_return_the_same_rows_and_read_fewer(spark: SparkSession,
         ((F.col("subject") == "a") & (F.col("subject") == "b"), [], 0),
     ]
     for condition, numbers, read in cases:
-        rows = frame.where(condition)
+        rows = filled.read(spark, maxRecordsPerPartition=1, pushFilters=True).where(condition)
         assert found(rows) == numbers, condition
         # Spark may see by itself that nothing can match, and then asks for no partition.
         assert rows.rdd.getNumPartitions() in ({read} if read else {0, 1}), condition
 
 
 def test_pushed_filters_meet_the_filter_of_the_source(spark: SparkSession, filled: Stream) -> None:
-    frame = filled.read(spark, filterSubjects=f"{filled.name}.a.>")
+    frame = filled.read(spark, filterSubjects=f"{filled.name}.a.>", pushFilters=True)
     assert found(frame.where(F.col("subject").endswith(".2"))) == expected(kind="a", digits=range(2, 3))
     assert found(frame.where(F.col("subject") == f"{filled.name}.b.1")) == []
     assert found(frame.where(F.col("subject").startswith(f"{filled.name}."))) == expected(kind="a")
 
 
+def test_filters_of_one_query_do_not_narrow_another_of_the_same_frame(
+    spark: SparkSession, filled: Stream
+) -> None:
+    """Spark keeps one plan for a frame, so a plan that a filter narrows would serve queries without it."""
+    frame = filled.read(spark)
+    first, last = frame.where("offset < 3"), frame.where("offset >= 17")
+    assert found(first) == [0, 1, 2]
+    assert found(frame) == expected()
+    assert found(first.union(last)) == [0, 1, 2, 17, 18, 19]
+
+
 def test_exact_filters_are_not_checked_again(spark: SparkSession, filled: Stream) -> None:
-    rows = filled.read(spark).where(
+    rows = filled.read(spark, pushFilters=True).where(
         (F.col("offset") >= 15) & F.col("subject").startswith(f"{filled.name}.a.")
     )
     jvm: Any = rows
@@ -102,6 +113,8 @@ def test_liftbridge_partitions_and_offsets_are_pushed(
     liftbridge_server.create_stream(name, partitions=3)
     stream = Stream("liftbridge", liftbridge_server.addresses[0], name, 3)
     stream.write(30)
-    rows = stream.read(spark, maxRecordsPerPartition=1).where("partition >= 1 AND offset < 2")
+    rows = stream.read(spark, maxRecordsPerPartition=1, pushFilters=True).where(
+        "partition >= 1 AND offset < 2"
+    )
     assert found(rows) == [1, 2, 4, 5]
     assert rows.rdd.getNumPartitions() == 4

@@ -295,8 +295,8 @@ async def test_message_resets_the_pauses(monkeypatch: pytest.MonkeyPatch) -> Non
         broker.log(*range(20))
         for offset in range(20):
             broker.next("Subscribe", answers(HANDSHAKE, message(offset), error=UNAVAILABLE))
-        # Each loss has a second of its own: together they take longer.
-        async with client_of([broker], resubscribe_wait=1.0, on_event=lambda event: None) as client:
+        # Without the messages, the pauses of so many losses take longer than this.
+        async with client_of([broker], resubscribe_wait=5.0, on_event=lambda event: None) as client:
             assert await read(client, start=0, stop=19) == list(range(20))
 
 
