@@ -66,7 +66,8 @@ class Limits(ServerLimits):
             PublishAsync waits, and other requests are refused with RESOURCE_EXHAUSTED. A larger request is
             served if nothing else of the client is pending. All publishers on NATS to streams that check
             offsets count as one client; above the limit, their messages are refused. Default 128 MiB.
-        max_pending_bytes: The same, of all clients together, without those publishers. Default 512 MiB.
+        max_pending_bytes: The same, of all clients together, without those publishers. Raise it to raise
+            ``max_pending_bytes_per_client`` above it. Default 512 MiB.
         max_subscriptions_per_client: Open subscriptions of a client at this gateway. Further ones are refused
             with RESOURCE_EXHAUSTED. They are calls too, so ``max_calls_per_client`` bounds them as well.
             Default 7,500.

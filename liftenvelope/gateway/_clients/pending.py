@@ -5,8 +5,10 @@ JetStream has acked it, even if the client asked for no ack.
 
 Room is needed in two budgets: that of the client, then that of all clients. Invariant: ``_Budget.held`` is
 the sum of the sizes of all :class:`Held` of that budget, and of the requests that wait for the second one.
-Calls of PublishAsync that wait for room get it in the order of their waiting. While one waits, no other
-request gets room, or small requests could starve a large one.
+Calls of PublishAsync that wait for room get it in the order of their waiting. While one waits for room in a
+budget, no other call of PublishAsync gets room there, or small requests could starve a large one. Requests
+that can't wait would be refused meanwhile, of every client. In the budget of all clients they may therefore
+overtake the first one that waits, with as many bytes in all as the budget has.
 """
 
 from __future__ import annotations
@@ -15,13 +17,27 @@ import asyncio
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Held", "PendingBytes"]
+__all__ = ["Held", "PendingBytes", "Shortage"]
+
+
+class Shortage(NamedTuple):
+    """Budget that had no room for a request.
+
+    Attributes:
+        is_of_all: True for the budget of all clients.
+        used: Bytes pending in it.
+        is_waiting: True if the room is kept for a call of PublishAsync that waits.
+    """
+
+    is_of_all: bool
+    used: int
+    is_waiting: bool
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -31,11 +47,13 @@ class _Budget:
     Attributes:
         most: Most bytes that may be pending.
         held: Bytes pending.
+        overtaken: Bytes of requests that got room before the first one that waits.
         waiting: Sizes of the requests that wait for room, with futures that are completed when they have it.
     """
 
     most: int
     held: int = 0
+    overtaken: int = 0
     waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
 
     def has_room(self, size: int) -> bool:
@@ -47,6 +65,16 @@ class _Budget:
         if self.waiting or not self.has_room(size):
             return False
         self.held += size
+        return True
+
+    def overtake(self, size: int) -> bool:
+        """Take bytes as :meth:`take` does, also before a request that waits, but not for ever."""
+        if not self.waiting:
+            return self.take(size)
+        if not self.has_room(size) or self.overtaken + size > self.most:
+            return False
+        self.held += size
+        self.overtaken += size
         return True
 
     async def wait(self, size: int) -> None:
@@ -67,6 +95,7 @@ class _Budget:
         self.held -= size
         while self.waiting and (self.waiting[0][1].done() or self.has_room(self.waiting[0][0])):
             wanted, future = self.waiting.popleft()
+            self.overtaken = 0
             if not future.done():
                 self.held += wanted
                 future.set_result(None)
@@ -91,7 +120,7 @@ class Held:
         self.size = size
 
     def add_now(self, size: int) -> bool:
-        """Hold more bytes if there is room; return whether there is."""
+        """Hold more bytes if there is room and nobody waits for it; return whether they are held."""
         if not self._client.take(size):
             return False
         if not self._everyone.take(size):
@@ -99,6 +128,16 @@ class Held:
             return False
         self.size += size
         return True
+
+    def add_or_refuse(self, size: int) -> Shortage | None:
+        """Hold the bytes of a request that can't wait; return the budget without room for them, if any."""
+        if not self._client.take(size):
+            return Shortage(False, self._client.held, self._client.has_room(size))
+        if not self._everyone.overtake(size):
+            self._client.give_back(size)
+            return Shortage(True, self._everyone.held, self._everyone.has_room(size))
+        self.size += size
+        return None
 
     async def add(self, size: int) -> None:
         """Hold more bytes; wait until there is room."""

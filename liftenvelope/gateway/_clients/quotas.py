@@ -12,7 +12,7 @@ so that one of them can't keep the others out.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from liftenvelope._checks import RESERVED
 from liftenvelope.gateway._clients.authorization import client_name
@@ -35,9 +35,6 @@ class _Client(NamedTuple):
 
     name: str
     address: str
-
-
-_EVERYONE: Final = _Client("", "")
 
 
 class Quotas:
@@ -108,13 +105,15 @@ class Quotas:
             RpcError: RESOURCE_EXHAUSTED: the client would exceed its quota of pending bytes.
         """
         held = self.pending(call)
-        if not held.add_now(size):
-            client, most = _client_of(call), self._limits.max_pending_bytes_per_client
-            used, limit = self._pending.used(client), "max_pending_bytes_per_client"
-            if used + size <= most and self._pending.in_all + size > self._limits.max_pending_bytes:
-                used, limit, most = self._pending.in_all, "max_pending_bytes", self._limits.max_pending_bytes
-                client = _EVERYONE
-            text = f"{used} bytes of requests pending, and {size} more asked for"
+        if (shortage := held.add_or_refuse(size)) is not None:
+            limits = self._limits
+            client, limit, most = (
+                (None, "max_pending_bytes", limits.max_pending_bytes)
+                if shortage.is_of_all
+                else (_client_of(call), "max_pending_bytes_per_client", limits.max_pending_bytes_per_client)
+            )
+            before = ", others waiting for room" if shortage.is_waiting else ""
+            text = f"{shortage.used} bytes of requests pending{before}, and {size} more asked for"
             error = _exhausted(client, text, limit, most)
             raise RpcError(error.code, f"{error.description}: wait for answers before sending more")
         return held
@@ -170,10 +169,11 @@ def _client_of(call: ServerCall) -> _Client:
     return _Client(name, "" if name else call.client)
 
 
-def _exhausted(client: str | _Client, text: str, limit: str, most: int) -> RpcError:
+def _exhausted(client: str | _Client | None, text: str, limit: str, most: int) -> RpcError:
+    """Return the error of a client, or of all clients, above a limit."""
     name, address = client if isinstance(client, _Client) else (client, "")
     who = f"client {name!r}" if name else "clients without a certificate"
-    who = "all clients" if client == _EVERYONE else f"{who} at {address}" if address else who
+    who = "all clients" if client is None else f"{who} at {address}" if address else who
     return RpcError(
         StatusCode.RESOURCE_EXHAUSTED, f"quota of {who} used up: {text} (limit {limit} is {most})"
     )

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
 
-from liftenvelope.gateway._clients.pending import Held, PendingBytes
+import pytest
+
+from liftenvelope.gateway._clients.pending import Held, PendingBytes, Shortage
+from liftenvelope.gateway._clients.quotas import Quotas
+from liftenvelope.gateway.limits import Limits
+from liftenvelope.rpc.status import RpcError
 
 
 async def waiting(held: Held, size: int) -> asyncio.Task[None]:
@@ -57,6 +64,52 @@ async def test_room_among_all_clients_is_given_in_the_order_of_waiting() -> None
     await third
     assert pending.in_all == 60
     assert pending.of("fifth").add_now(90)
+
+
+async def test_requests_that_can_not_wait_overtake_with_as_many_bytes_as_all_may_hold() -> None:
+    pending = PendingBytes(100, 150)
+    one, other = pending.of("one"), pending.of("other")
+    one.add_now(100)
+    third = await waiting(pending.of("third"), 60)
+    for _ in range(15):
+        assert other.add_or_refuse(10) is None
+        other.shrink(0)
+    assert other.add_or_refuse(10) == Shortage(True, 100, True)
+    assert pending.used("other") == 0
+    one.shrink(0)
+    await third
+    fourth = await waiting(pending.of("fourth"), 95)
+    assert other.add_or_refuse(10) is None
+    assert other.add_or_refuse(85) == Shortage(True, 70, False)
+    assert other.add_or_refuse(100) == Shortage(False, 10, False)
+    fourth.cancel()
+
+
+async def test_own_call_that_waits_keeps_the_room_of_its_client() -> None:
+    pending = PendingBytes(100, 1_000)
+    held = pending.of("one")
+    held.add_now(90)
+    waits = await waiting(pending.of("one"), 20)
+    assert pending.of("one").add_or_refuse(1) == Shortage(False, 90, True)
+    waits.cancel()
+
+
+async def test_error_names_the_budget_that_refused() -> None:
+    quotas = Quotas(Limits(max_pending_bytes_per_client=100, max_pending_bytes=100))
+    calls = [SimpleNamespace(peer_certificate=None, client=address) for address in ("", "1.2.3.4")]
+    unnamed, other = cast(list[Any], calls)
+    held = quotas.hold(unnamed, 90)
+    with pytest.raises(RpcError, match=r": quota of clients without a certificate used up: 90 bytes"):
+        quotas.hold(unnamed, 20)
+    waits = await waiting(quotas.pending(other), 20)
+    for _ in range(10):
+        quotas.hold(unnamed, 10).shrink(0)
+    with pytest.raises(
+        RpcError, match=r"quota of all clients used up: 90 .*, others waiting for room, and 1 "
+    ):
+        quotas.hold(unnamed, 1)
+    waits.cancel()
+    del held
 
 
 def test_larger_request_fits_alone() -> None:
