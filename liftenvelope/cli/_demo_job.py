@@ -23,7 +23,7 @@ from liftenvelope.envelope import Ack, marshal_ack, new_message, unmarshal_ack, 
 from liftenvelope.errors import AckTimeoutError, LiftEnvelopeError, TransportError, UsageError
 from liftenvelope.nats import AckInbox, BatchSummary, EnvelopePublisher
 from liftenvelope.nats.closing import close_connection
-from liftenvelope.nats.tls_only import new_client
+from liftenvelope.nats.program_client import new_client
 from liftenvelope.rpc.address import parse_address
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from liftenvelope.gateway.embedded import EmbeddedNats
 from liftenvelope.gateway.http_endpoint import NO_PAGES, Pages, check_http, monitor_of, serving_http
 from liftenvelope.gateway.limits import Limits
 from liftenvelope.gateway.notify import feeding_watchdog, notify, notify_reloading
+from liftenvelope.nats.program_client import new_client
 from liftenvelope.nats.subjects import check_inbox_prefix
-from liftenvelope.nats.tls_only import new_client
 from liftenvelope.rpc.tls import check_server_name
 
 __all__ = [

@@ -224,7 +224,7 @@ class CommandServers:
 
         from liftenvelope.nats.closing import close_connection
         from liftenvelope.nats.logins import with_login_of
-        from liftenvelope.nats.tls_only import new_client
+        from liftenvelope.nats.program_client import new_client
 
         self._check_credentials()
         seen: list[Exception] = []

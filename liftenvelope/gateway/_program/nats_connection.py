@@ -17,7 +17,7 @@ from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import TransportError
 from liftenvelope.nats.closing import close_connection
 from liftenvelope.nats.logins import is_refused_login, refused_login, with_login_of
-from liftenvelope.nats.tls_only import NoTlsError
+from liftenvelope.nats.program_client import NoTlsError
 
 __all__ = ["connection_to"]
 
@@ -26,10 +26,10 @@ _log: Final = logging.getLogger("liftenvelope.gateway")
 _RECONNECT_PAUSE: Final = 0.2
 #: Time limit for the first connection to NATS, in seconds.
 _PATIENCE: Final = 10.0
-#: Text of the errors about refused permissions, and most of them that are logged in a minute: clients may
-#: name any subject.
-_VIOLATION: Final = "permissions violation"
-_MOST_VIOLATIONS: Final = 5
+#: Texts of the errors about what NATS refuses, and most of them that are logged in a minute: clients may name
+#: any subject.
+_REFUSALS: Final = ("permissions violation", "maximum subscriptions exceeded")
+_MOST_REFUSALS: Final = 5
 #: Seconds between two cancellations of a first connection that takes too long.
 _AGAIN: Final = 0.1
 
@@ -60,8 +60,9 @@ async def connection_to(
 class _FirstConnection:
     """Callbacks of a nats-py connection that is being made: they end the wait if no server takes the login.
 
-    After the start, they log that the connection is lost or back, and permissions that NATS refuses. Other
-    errors then surface in the calls that they affect. Nothing answers a refused publish.
+    After the start, they log that the connection is lost or back, and what NATS refuses of the gateway: calls
+    whose publish is refused also fail, but a refused subscription only gets no messages. Other errors then
+    surface in the calls that they affect.
 
     Args:
         nc: The connection.
@@ -80,7 +81,7 @@ class _FirstConnection:
         self._which = which
         self._effect = effect
         self._refusals = 0
-        self._throttle = Throttle(_MOST_VIOLATIONS)
+        self._throttle = Throttle(_MOST_REFUSALS)
         self.lacks_tls = False
         self.connected = asyncio.Event()
         self.refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -102,7 +103,7 @@ class _FirstConnection:
         text = str(exc)
         self.last = f": {without_secrets(text)}"
         if self.connected.is_set():
-            self._tell_violation(text)
+            self._tell_refusal(text)
             return
         # nats-py tries one server after the other, and never stops.
         self.lacks_tls = isinstance(exc, NoTlsError)
@@ -113,9 +114,10 @@ class _FirstConnection:
             # Hold nats-py here: cancelled while it closes a transport, it would leave the transport open.
             await asyncio.get_running_loop().create_future()
 
-    def _tell_violation(self, text: str) -> None:
+    def _tell_refusal(self, text: str) -> None:
         now = asyncio.get_running_loop().time()
-        if _VIOLATION in text.lower() and self._throttle.admits(_VIOLATION, now):
+        kind = next((kind for kind in _REFUSALS if kind in text.lower()), "")
+        if kind and self._throttle.admits(kind, now):
             said = without_secrets(text.removeprefix("nats: "))
             _log.warning("NATS refuses the gateway: %s", said, extra={"connection": self._which})
 

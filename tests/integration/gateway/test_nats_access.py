@@ -128,6 +128,11 @@ async def test_message_above_the_account_limit_is_refused_at_once(name: str) -> 
             assert ack.offset == 0
 
 
+def connections_with(caplog: pytest.LogCaptureFixture, text: str) -> set[object]:
+    """Return the connections to NATS with a line of that text. One may be lost more than once."""
+    return {record.__dict__["connection"] for record in caplog.records if f"to NATS {text}" in record.message}
+
+
 def reload_with(server: NatsServer, old: str, new: str) -> None:
     """Change the configuration of a server, and let it read that again."""
     config = server._folder / "nats-server.conf"
@@ -161,6 +166,28 @@ async def test_gateway_reconnects_after_a_message_above_a_lowered_limit(
             assert ack.offset == 0
 
 
+async def test_connection_outlives_a_subscription_too_many(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """nats-server goes on with the connection."""
+    with run_nats_server(jetstream=True, config={"max_subscriptions": 40}) as server:
+        async with (
+            running_gateway(Serving(nats_url=server.url)) as (gateway, _),
+            liftenvelope.connect([gateway.address]) as client,
+        ):
+            await client.create_stream(name, name)
+            assert gateway._running is not None
+            nc = gateway._running.core.nc
+            subscriptions = [await nc.subscribe(name) for _ in range(50)]
+            await nc.flush()
+            assert "NATS refuses the gateway: maximum subscriptions exceeded" in caplog.messages
+            for subscription in subscriptions:
+                await subscription.unsubscribe()
+            ack = await client.publish(name, b"x")
+            assert ack is not None
+            assert "to NATS is lost" not in caplog.text
+
+
 async def test_gateway_reconnects_when_its_user_is_back(name: str, caplog: pytest.LogCaptureFixture) -> None:
     users = "authorization { users: [{user: gateway, password: s3cret}] }"
     with run_nats_server(jetstream=True, config_text=users) as server:
@@ -171,9 +198,9 @@ async def test_gateway_reconnects_when_its_user_is_back(name: str, caplog: pytes
         ):
             await client.create_stream(name, name)
             reload_with(server, "user: gateway", "user: other")
-            await until(lambda: caplog.text.count("to NATS is lost") == 2)
+            await until(lambda: len(connections_with(caplog, "is lost")) == 2)
             reload_with(server, "user: other", "user: gateway")
-            await until(lambda: caplog.text.count("to NATS is back") == 2)
+            await until(lambda: len(connections_with(caplog, "is back")) == 2)
             ack = await client.publish(name, b"next")
             assert ack is not None
             assert ack.offset == 0
@@ -185,7 +212,7 @@ async def test_publishes_are_refused_once_nats_no_longer_allows_them(name: str) 
     with run_nats_server(jetstream=True, config_text=f"authorization {{ users: {users} }}") as server:
         url = server.url.replace("//", "//u:p@")
         async with (
-            running_gateway(Serving(nats_url=url, drain=0.0, gateway={"ack_timeout": 1.0})) as (gateway, _),
+            running_gateway(Serving(nats_url=url, drain=0.0, gateway={"ack_timeout": 5.0})) as (gateway, _),
             liftenvelope.connect([gateway.address], timeout=10_000) as client,
             asyncio.timeout(120),
         ):

@@ -15,7 +15,7 @@ from liftenvelope.jetstream import Api, JetStream
 from liftenvelope.jetstream._stored import direct_message
 from liftenvelope.nats import AckInbox
 from liftenvelope.nats.closing import close_connection
-from liftenvelope.nats.tls_only import new_client
+from liftenvelope.nats.program_client import new_client
 from liftenvelope.testing import run_nats_server
 from tests.integration.conftest import connect
 from tests.integration.credentials_files import operator_of

@@ -13,7 +13,7 @@ import nats.errors
 import pytest
 
 from liftenvelope.nats.closing import close_connection
-from liftenvelope.nats.tls_only import new_client
+from liftenvelope.nats.program_client import new_client
 from liftenvelope.testing import run_nats_server
 from tests.integration.certificates import Certificates
 from tests.integration.nats_tls import tls_first_server

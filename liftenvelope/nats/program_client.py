@@ -13,13 +13,14 @@ nats-py knows the server's ``max_payload`` alone. The limit of the account may b
 after the login, and nats-py drops it. The server answers a message above it with an error, and disconnects.
 
 nats-py closes a connection for good after any error of the server but a refused permission, such as that one
-or an expired login. A connection without a limit on reconnects now reconnects.
+or an expired login. A connection without a limit on reconnects now reconnects, unless the server goes on with
+it, as after a subscription too many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import nats.errors
 from nats.aio.client import Client
@@ -29,6 +30,15 @@ from nats.protocol.parser import PERMISSIONS_ERR
 from liftenvelope.nats.link import is_encrypted
 
 __all__ = ["NoTlsError", "new_client"]
+
+
+#: Errors after which nats-server keeps the connection, in lower case, as nats-py passes them on.
+_KEPT: Final = (
+    PERMISSIONS_ERR,
+    "maximum subscriptions exceeded",
+    "invalid subject",
+    "invalid publish subject",
+)
 
 
 class NoTlsError(nats.errors.Error):
@@ -60,10 +70,14 @@ class _ProgramClient(Client):
         await super()._process_info(info, initial_connection)
 
     async def _process_err(self, err_msg: str) -> None:
-        if self.options["max_reconnect_attempts"] >= 0 or PERMISSIONS_ERR in err_msg:
+        if self.options["max_reconnect_attempts"] >= 0:
             await super()._process_err(err_msg)
             return
         error = nats.errors.Error(f"nats: {err_msg.strip(chr(39))}")
+        if any(text in err_msg for text in _KEPT):
+            self._err = error
+            await self._error_cb(error)
+            return
         await self._error_cb(error)
         await self._process_op_err(error)
 
