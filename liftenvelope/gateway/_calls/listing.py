@@ -25,6 +25,8 @@ __all__ = ["StreamListing", "add_brokers"]
 #: Partitions to describe, and to compare with what is kept, before other tasks run: 2 ms each.
 _BUILT: Final = 200
 _COMPARED: Final = 4_000
+#: Builds of an answer, at most, if gateways come or go during each of them.
+_BUILDS: Final = 3
 
 #: Describes a partition of a stream in a message.
 Describe = Callable[[api_pb2.PartitionMetadata, "StreamRecord", int, "PartitionState | None"], None]
@@ -61,8 +63,9 @@ class StreamListing:
         self._brokers = brokers
         self._describe = describe
         self._building = asyncio.Lock()
+        # Metadata described while the gateways were those of ``_alive``. A build adds each stream when it is
+        # described, so that calls whose deadlines are shorter than a build complete it together.
         self._kept: dict[str, _Kept] = {}
-        # Gateways for which the metadata is kept, as they were at the begin and at the end of the build.
         self._alive: tuple[Broker, ...] = ()
         # The last answer, and the states and the number of changes that it was made from.
         self._last: tuple[Mapping[str, PartitionState], int, bytes] | None = None
@@ -78,22 +81,34 @@ class StreamListing:
                 its_states, its_changes, data = self._last
                 if its_states is states and its_changes == self._registry.changes:
                     return data
-            return await self._build(states)
+            data = await self._build(states)
+            for _ in range(_BUILDS - 1):
+                if self._last is not None:
+                    break
+                data = await self._build(states)
+            return data
 
     def _now_alive(self) -> tuple[Broker, ...]:
         return tuple(self._brokers.alive.values())
 
     async def _build(self, states: Mapping[str, PartitionState]) -> bytes:
+        """Return the metadata, and keep it as the last answer unless a gateway came or went meanwhile."""
         alive, changes = self._now_alive(), self._registry.changes
-        before = self._kept if self._alive == alive else {}
+        self._last = None
+        if self._alive != alive:
+            self._kept, self._alive = {}, alive
         kept: dict[str, _Kept] = {}
-        compared = 0
+        compared, is_whole = 0, True
         for record in self._registry:
             count = len(record.partitions)
             its_states = [states.get(record.stream_of(number)) for number in range(count)]
-            known = before.get(record.name)
+            known = self._kept.get(record.name)
             if known is None or known.record is not record or known.states != its_states:
                 known = await self._stream(record, its_states)
+                # A gateway that comes or goes during the build is in some of it.
+                is_whole = is_whole and alive == self._now_alive()
+                if is_whole:
+                    self._kept[record.name] = known
                 compared = _COMPARED if count >= _BUILT else compared + count * (_COMPARED // _BUILT)
             kept[record.name] = known
             compared += count
@@ -106,10 +121,10 @@ class StreamListing:
         response = api_pb2.FetchMetadataResponse()
         add_brokers(response, alive, leads)
         data = b"".join([*(known.data for known in kept.values()), response.SerializeToString()])
-        # A gateway that came or went in between is in some of it.
-        is_whole = alive == self._now_alive()
-        self._kept, self._alive = (kept, alive) if is_whole else ({}, ())
-        self._last = (states, changes, data) if is_whole else None
+        if is_whole and alive == self._now_alive():
+            self._kept, self._last = kept, (states, changes, data)
+        else:
+            self._kept, self._alive = {}, ()
         return data
 
     async def _stream(self, record: StreamRecord, states: list[PartitionState | None]) -> _Kept:

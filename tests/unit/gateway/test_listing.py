@@ -93,15 +93,51 @@ async def test_only_what_has_changed_is_described_again() -> None:
     assert len(bench.described) == 3
 
 
-async def test_answer_from_during_a_change_of_the_gateways_is_not_kept() -> None:
+async def test_answer_is_built_again_if_the_gateways_change_meanwhile() -> None:
     bench = Bench(1_000)
     building = asyncio.create_task(bench.response({}))
     await asyncio.sleep(0)
     assert 0 < len(bench.described) < 1_000
     bench.alive["b"] = Broker("b", "host", 2)
-    assert len((await building).brokers) == 1
-    bench.described.clear()
+    assert len((await building).brokers) == 2
+    assert len(bench.described) == 2_000
     assert len((await bench.response({})).brokers) == 2
+    assert len(bench.described) == 2_000
+
+
+async def test_answer_from_during_many_changes_of_the_gateways_is_not_kept() -> None:
+    bench = Bench(1_000)
+    building = asyncio.create_task(bench.response({}))
+    while not building.done():
+        bench.alive["b"] = Broker("b", "host", len(bench.described))
+        await asyncio.sleep(0)
+    assert len((await building).brokers) == 2
+    assert len(bench.described) == 3_000
+    bench.described.clear()
+    await bench.response({})
+    assert len(bench.described) == 1_000
+
+
+async def test_gateway_that_comes_back_meanwhile_makes_the_answer_built_again() -> None:
+    bench = Bench(200, 200)
+    building = asyncio.create_task(bench.response({}))
+    await asyncio.sleep(0)
+    gateway = bench.alive.pop("a")
+    await asyncio.sleep(0)
+    bench.alive["a"] = gateway
+    await building
+    assert bench.described.count(("s1", 0)) == 2
+
+
+async def test_calls_with_short_deadlines_complete_an_answer_together() -> None:
+    bench = Bench(*[100] * 10)
+    for _ in range(5):
+        building = asyncio.create_task(bench.response({}))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        building.cancel()
+        await asyncio.gather(building, return_exceptions=True)
+    await bench.response({})
     assert len(bench.described) == 1_000
 
 
