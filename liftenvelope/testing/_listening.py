@@ -35,6 +35,7 @@ def is_listening(leader: int, port: int) -> bool:
     """
     try:
         # The kernel's table of sockets takes milliseconds, too long for each poll of a server that starts.
+        # The price is a connection at the server that ends without a byte, once it listens.
         if not _accepts(port):
             return False
         return _linux(leader, port) if sys.platform == "linux" else _lsof(leader, port)
@@ -52,7 +53,11 @@ def _accepts(port: int) -> bool:
             continue  # a kernel without IPv6
         with connection:
             connection.settimeout(_CONNECT_TIMEOUT)
-            if connection.connect_ex((host, port)) == 0:
+            if connection.connect_ex((host, port)) != 0:
+                continue
+            # If nobody listens on a port of the ephemeral range, the kernel may choose it as the port of this
+            # socket, which then meets itself. The server can't bind the port until the socket is closed.
+            if connection.getsockname() != connection.getpeername():
                 return True
     return False
 
