@@ -362,6 +362,7 @@ def test_port_of_nats_that_is_taken_is_one_line(tmp_path: Path, nats_server: Nat
 NATS = ("--nats", "nats://127.0.0.1:1")
 
 
+@pytest.mark.usefixtures("kept_logging")
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
