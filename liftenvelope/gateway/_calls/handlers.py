@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.gateway._calls.metadata import MetadataService
 from liftenvelope.gateway._clients.authorization import client_name
-from liftenvelope.gateway._protocol.failures import status_of
+from liftenvelope.gateway._protocol.failures import status_of_call
 from liftenvelope.gateway._publishing.service import PublishService
 from liftenvelope.gateway._readers.subscribing import SubscribeService
 from liftenvelope.rpc.server import unary
@@ -114,6 +114,6 @@ def guarded(handler: Handler) -> Handler:
         except DecodeError as exc:
             raise RpcError(StatusCode.INTERNAL, f"the request can't be read: {exc}") from exc
         except LiftEnvelopeError as exc:
-            raise status_of(exc) from exc
+            raise status_of_call(exc) from exc
 
     return serve

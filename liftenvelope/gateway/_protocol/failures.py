@@ -24,7 +24,7 @@ from liftenvelope.rpc.status import RpcError, StatusCode, cut_text
 if TYPE_CHECKING:
     from liftenvelope.gateway.limits import Limits
 
-__all__ = ["TOO_LARGE", "WRONG_OFFSET", "has_no_room", "refused_publish", "status_of"]
+__all__ = ["TOO_LARGE", "WRONG_OFFSET", "has_no_room", "refused_publish", "status_of", "status_of_call"]
 
 #: Error texts of Liftbridge, which clients match on.
 TOO_LARGE = "message exceeds max replication size"
@@ -40,7 +40,7 @@ _STATUSES: Final[tuple[tuple[tuple[type[LiftEnvelopeError], ...], StatusCode, st
     ((StreamNotFoundError,), _C.NOT_FOUND, "No such stream"),
     ((AckTimeoutError, CallTimeoutError), _C.DEADLINE_EXCEEDED, "JetStream did not answer in time: {}"),
     ((NoJetStreamError,), _C.UNAVAILABLE, "JetStream does not answer: {}"),
-    # Of the gateway's own user on NATS: the subject is one that the client has named.
+    # Of the gateway's own user on NATS, on the subject of a message; see also status_of_call.
     ((PermissionDeniedError,), _C.PERMISSION_DENIED, "NATS: {}"),
     ((JetStreamError,), _C.INTERNAL, "JetStream: {}"),
     # A record or a cursor that can't be read: another attempt would read the same.
@@ -64,6 +64,16 @@ def status_of(error: LiftEnvelopeError) -> RpcError:
         return error
     code, text = next((code, text) for kinds, code, text in _STATUSES if isinstance(error, kinds))
     return RpcError(code, text.format(error))
+
+
+def status_of_call(error: LiftEnvelopeError) -> RpcError:
+    """Return the gRPC status for an error that is not about the message of a client.
+
+    If NATS refuses a write to a bucket of the gateway, the gateway lacks a permission, not the client.
+    """
+    if isinstance(error, PermissionDeniedError):
+        return RpcError(StatusCode.INTERNAL, f"NATS refuses the gateway: {error}")
+    return status_of(error)
 
 
 def refused_publish(

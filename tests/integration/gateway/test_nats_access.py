@@ -12,8 +12,10 @@ from pathlib import Path
 
 import nkeys
 import pytest
+from google.protobuf.message import Message
 
 import liftenvelope
+from liftenvelope._pb import api_pb2
 from liftenvelope.errors import (
     AckTimeoutError,
     LiftEnvelopeError,
@@ -22,6 +24,8 @@ from liftenvelope.errors import (
     TransportError,
 )
 from liftenvelope.gateway.serving import Serving, running_gateway
+from liftenvelope.rpc.aio import Channel
+from liftenvelope.rpc.status import RpcError
 from liftenvelope.testing import LiftbridgeAdmin, NatsServer, run_nats_server
 from tests.integration.certificates import Certificates
 from tests.integration.conftest import until
@@ -107,6 +111,29 @@ async def test_publish_that_nats_does_not_allow_the_gateway_is_refused_and_logge
             line = f'NATS refuses the gateway: permissions violation for publish to "{name}"'
             await until(lambda: line in caplog.messages)
         assert "s3cret" not in caplog.text
+
+
+async def test_write_of_the_gateway_that_nats_refuses_is_an_error_of_the_gateway(name: str) -> None:
+    """The client lacks no permission."""
+    users = "[{user: u, password: p, permissions: {publish: {deny: [none]}}}]"
+    with run_nats_server(jetstream=True, config_text=f"authorization {{ users: {users} }}") as server:
+        url = server.url.replace("//", "//u:p@")
+        async with (
+            running_gateway(Serving(nats_url=url, drain=0.0)) as (gateway, _),
+            await Channel.connect(gateway.address) as channel,
+            asyncio.timeout(120),
+        ):
+            create = api_pb2.CreateStreamRequest(name=name, subject=name, partitions=1)
+            cursor = api_pb2.SetCursorRequest(stream=name, cursorId="c", offset=7)
+            requests: dict[str, Message] = {"CreateStream": create, "SetCursor": cursor}
+            for method, request in requests.items():
+                await channel.unary(f"/proto.API/{method}", request.SerializeToString(), timeout=60)
+            reload_with(server, "none", '"$KV.lift_streams.>", "$KV.lift_cursors.>"')
+            await until(lambda: "Reloaded: authorization users" in server.log())
+            create.name = create.subject = f"{name}.other"
+            for method, request in requests.items():
+                with pytest.raises(RpcError, match=r"^INTERNAL: NATS refuses the gateway: .*\$KV\.lift_"):
+                    await channel.unary(f"/proto.API/{method}", request.SerializeToString(), timeout=60)
 
 
 async def test_message_above_the_account_limit_is_refused_at_once(name: str) -> None:
