@@ -36,6 +36,9 @@ class Routes:
         # Targets with a route, by stream and partition, and those that need replicas in sync.
         self._open: dict[tuple[str, int], PublishTarget] = {}
         self._guarded: dict[tuple[str, int], PublishTarget] = {}
+        # Keys of ``_open`` by the subject that is published on. Clients may cause refusals at will, and all calls
+        # look up each of them.
+        self._on: dict[str, set[tuple[str, int]]] = {}
         # Targets that had a route, while messages without an ack may have taken it.
         self._closed: dict[tuple[str, int], PublishTarget] = {}
         self._seen = core.registry.changes
@@ -64,6 +67,7 @@ class Routes:
         """Open the fast path for a partition."""
         record, partition = target.record, target.partition
         self._open[record.name, partition] = target
+        self._on.setdefault(target.intake, set()).add((record.name, partition))
         if least_in_sync(record):
             self._guarded[record.name, partition] = target
         names = (record.name, partition, record.subject, target.subject, target.stream)
@@ -93,13 +97,16 @@ class Routes:
         target = self._open.pop((stream, partition), None)
         if target is not None:
             self._closed[stream, partition] = target
+            if keys := self._on.pop(target.intake) - {(stream, partition)}:
+                self._on[target.intake] = keys
             self._guarded.pop((stream, partition), None)
             self._pipe.close_route(stream, partition)
 
     def drop_refused(self, subjects: Mapping[str, int]) -> None:
         """Drop the routes on subjects that NATS refuses: only the slow path can tell the client."""
-        for key in [key for key, target in self._open.items() if target.intake in subjects]:
-            self.drop(*key)
+        for subject in subjects:
+            for key in self._on.get(subject, ()):
+                self.drop(*key)
 
     def _is_current(self, target: PublishTarget) -> bool:
         return self._core.registry.known(target.record.name) is target.record
