@@ -36,8 +36,8 @@ class Routes:
         # Targets with a route, by stream and partition, and those that need replicas in sync.
         self._open: dict[tuple[str, int], PublishTarget] = {}
         self._guarded: dict[tuple[str, int], PublishTarget] = {}
-        # Keys of ``_open`` by the subject that is published on. Clients may cause refusals at will, and all calls
-        # look up each of them.
+        # Keys of ``_open`` by the subject that is published on. Clients may cause refusals at will, and all
+        # calls look up each of them.
         self._on: dict[str, set[tuple[str, int]]] = {}
         # Targets that had a route, while messages without an ack may have taken it.
         self._closed: dict[tuple[str, int], PublishTarget] = {}
