@@ -174,7 +174,6 @@ def ack_timeout(
     came: str = "no ack",
     unknown: str = MAY_BE_STORED,
     causes: str = SUBJECT_CAUSES,
-    refused: str = "",
 ) -> AckTimeoutError:
     """Return the error for a message whose acks did not all arrive in time.
 
@@ -185,12 +184,6 @@ def ack_timeout(
         came: Number of acks received, as text. Default ``no ack``.
         unknown: Outcome of a message that was sent. Default :data:`MAY_BE_STORED`.
         causes: The usual causes, separated by semicolons. The text has them only if the message was sent.
-        refused: Report of the server that it has refused the message, as from ``Link.refused_publish``. Then
-            the message is not stored, and ``sent`` of the error is false. Default: none.
     """
-    if refused:
-        return AckTimeoutError(
-            f"{came} came in time for {what}: it is not stored{refused}", correlation_id, False
-        )
     outcome = f"{unknown}. Usual causes: {causes}" if sent else NOT_STORED
     return AckTimeoutError(f"{came} came in time for {what}: {outcome}", correlation_id, sent)

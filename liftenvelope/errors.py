@@ -180,7 +180,7 @@ class AckTimeoutError(LiftEnvelopeError, TimeoutError):
 
     Attributes:
         correlation_id: Id that the ack would have carried.
-        sent: True if the message was handed to the connection, and NATS has not reported that it refused it.
+        sent: True if the message was handed to the connection. NATS may still have refused it.
     """
 
     retriable = True

@@ -428,8 +428,7 @@ class Publishing:
         for future, token in self._table.expire(now):
             what = f"the message on {future.subject!r}"
             causes = _CAUSES + self._link.refusal(future.subject, since=future.before)
-            refused = self._link.refused_publish(future.subject, future.before)
-            self._fail(future, ack_timeout(what, token, unknown=_UNKNOWN, causes=causes, refused=refused))
+            self._fail(future, ack_timeout(what, token, unknown=_UNKNOWN, causes=causes))
 
     def _fail(self, future: PublishFuture, error: Exception) -> None:
         if self._waiting:

@@ -427,8 +427,7 @@ class AckInbox:
         self, entry: Ended, subject: str | None, sent: bool, reason: str | None, before: Exception | None
     ) -> AckTimeoutError | TransportError:
         refusal = self._link.refusal(subject or ">", self.subject, since=before)
-        refused = "" if subject is None else self._link.refused_publish(subject, before)
-        return failure_of(entry, subject, sent, reason, refusal, refused)
+        return failure_of(entry, subject, sent, reason, refusal)
 
     def _on_ended(self) -> None:
         """Handle a subscription that the connection has ended."""

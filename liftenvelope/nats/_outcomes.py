@@ -30,12 +30,7 @@ def outcome_of(result: Ack | tuple[Ack, ...]) -> Ack | tuple[Ack, ...] | Publish
 
 
 def failure_of(
-    entry: Ended,
-    subject: str | None,
-    sent: bool,
-    reason: str | None,
-    refusal: str = "",
-    refused: str = "",
+    entry: Ended, subject: str | None, sent: bool, reason: str | None, refusal: str = ""
 ) -> AckTimeoutError | TransportError:
     """Return the error for a publish without its acks.
 
@@ -45,7 +40,6 @@ def failure_of(
         sent: True if the message was handed to the connection.
         reason: Reason for the early end of the wait. None at the deadline.
         refusal: Permission that the server refused, as text of :meth:`Link.refusal`.
-        refused: The same if it refused the message itself, as text of :meth:`Link.refused_publish`.
     """
     correlation_id = entry.correlation_id
     where = "" if subject is None else f" on {subject!r}"
@@ -54,6 +48,6 @@ def failure_of(
         outcome = MAY_BE_STORED if sent else NOT_STORED
         return TransportError(f"{reason} before an ack came for {what}: {outcome}", sent=sent)
     if not entry.acks:
-        return ack_timeout(what, correlation_id, sent=sent, causes=SUBJECT_CAUSES + refusal, refused=refused)
+        return ack_timeout(what, correlation_id, sent=sent, causes=SUBJECT_CAUSES + refusal)
     came = f"{len(entry.acks)} of {entry.expected} acks"
     return ack_timeout(what, correlation_id, sent=sent, came=came, causes=_TOO_FEW_CAUSES)

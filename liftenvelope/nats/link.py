@@ -201,9 +201,10 @@ class Link:
         return f"; the server said: {last}"
 
     def refused_publish(self, subject: str, since: Exception | None) -> str:
-        """Return the report that the server refused a publish, as :meth:`refusal` does; "" if it did not.
+        """Return the last report, as :meth:`refusal` does, if it is that a publish on a subject was refused.
 
-        Such a message is not stored. ``since`` is :attr:`report` before the publish.
+        The message may be stored: the report is in lower case, and may be about another one on a subject that
+        differs in case, or about a later one on the same. ``since`` is :attr:`report` before the publish.
         """
         refusal = self.refusal(subject, since=since)
         return refusal if f'publish to "{subject.lower()}"' in refusal else ""

@@ -654,15 +654,25 @@ async def _publish_until(
     return outcomes
 
 
-async def test_message_that_the_server_refuses_is_not_stored_and_the_error_says_so(name: str) -> None:
-    permissions = {"publish": {"deny": [f"{name}.denied"]}}
+async def test_refused_message_without_an_ack_has_an_unknown_outcome(name: str) -> None:
+    """The report is in lower case, so that it may be about the subject of a message that is stored."""
+    permissions = {"publish": {"deny": [f"{name}.No"]}}
     users = [{"user": "ann", "password": "x", "permissions": permissions}]
     with run_nats_server(jetstream=True, config={"authorization": {"users": users}}) as server:
         nc = await connect(server.url, user="ann", password="x")
-        async with JetStream(nc) as js:
-            stream = await js.create_stream(StreamConfig(name=name, subjects=(f"{name}.>",)))
-            with pytest.raises(AckTimeoutError, match=r"not stored; the server said: .*denied") as caught:
-                await js.publish(f"{name}.denied", b"", timeout=0.5)
-            assert not caught.value.sent
-            assert (await stream.info()).state.messages == 0
+        async with JetStream(nc, timeout=240) as js:
+            stream = await js.create_stream(StreamConfig(name=name, subjects=(f"{name}.>",), no_ack=True))
+            futures = [await js.publish_async(f"{name}.{token}", b"") for token in ("no", "No")]
+            await nc.flush()
+            async with asyncio.timeout(60):
+                while not (await stream.info()).state.messages:
+                    await asyncio.sleep(0.05)
+            js._expire(asyncio.get_running_loop().time() + 300)
+            for future in futures:
+                with pytest.raises(
+                    AckTimeoutError, match=r"may be stored.*; the server said: .*no"
+                ) as caught:
+                    await future
+                assert caught.value.sent
+            assert (await stream.info()).state.messages == 1
         await nc.close()
