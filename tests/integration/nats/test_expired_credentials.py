@@ -17,7 +17,7 @@ from liftenvelope.nats import AckInbox
 from liftenvelope.nats.closing import close_connection
 from liftenvelope.nats.program_client import new_client
 from liftenvelope.testing import run_nats_server
-from tests.integration.conftest import connect
+from tests.integration.conftest import connect, until
 from tests.integration.credentials_files import operator_of
 
 _WHY = r"closed.*\(its last error: nats: user authentication expired\)"
@@ -69,32 +69,25 @@ async def test_errors_say_that_the_credentials_have_expired(tmp_path: Path) -> N
 
 async def test_programs_that_reconnect_without_a_limit_take_the_next_credentials(tmp_path: Path) -> None:
     config, write = operator_of(tmp_path)
-    write(4)
-    lost, back = asyncio.Event(), asyncio.Event()
-
-    async def note_lost() -> None:
-        lost.set()
-
-    async def note_back() -> None:
-        back.set()
+    write(None)
 
     async def quiet(_: Exception) -> None: ...
 
     with run_nats_server(config=config) as server:
         nc = new_client([server.url])
-        await nc.connect(
-            server.url,
-            user_credentials=str(tmp_path / "user.creds"),
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=0,
-            disconnected_cb=note_lost,
-            reconnected_cb=note_back,
-            error_cb=quiet,
-        )
-        async with asyncio.timeout(120):
-            await lost.wait()
+        async with asyncio.timeout(240):
+            await nc.connect(
+                server.url,
+                user_credentials=str(tmp_path / "user.creds"),
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0,
+                error_cb=quiet,
+            )
+            await expire(nc, write)
+            before = nc.stats["reconnects"]
+            await until(lambda: not nc.is_connected)
             write(None)
-            await back.wait()
+            await until(lambda: nc.is_connected and nc.stats["reconnects"] > before)
             await nc.flush()
         assert not nc.is_closed
         await close_connection(nc)
