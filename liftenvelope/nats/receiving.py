@@ -483,6 +483,7 @@ class DirectParser:
 def reading_reports(nc: Any, read: Callable[[str], None]) -> Iterator[None]:
     """Pass each report of the server, such as a refusal, to a function too. nats-py keeps the last one."""
     process: Any = getattr(nc, "_process_err", None)
+    own = vars(nc).get("_process_err")  # the application's
 
     async def read_and_process(text: str) -> None:
         read("nats: " + text.strip("'"))
@@ -492,4 +493,7 @@ def reading_reports(nc: Any, read: Callable[[str], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        del nc._process_err
+        if own is None:
+            del nc._process_err
+        else:
+            nc._process_err = own

@@ -324,6 +324,11 @@ async def test_refused_inbox_is_noticed_among_other_reports() -> None:
         publishing.cancel()
         await until(publishing.done)
         assert "_process_err" not in vars(nc)  # reports reach nats-py as before
+        own: Any = nc._process_err
+        vars(nc)["_process_err"] = own  # an application's
+        with pytest.raises(PermissionDeniedError):
+            await AckInbox(nc, timeout=60).start()
+        assert vars(nc)["_process_err"] is own
         await nc.close()
 
 
