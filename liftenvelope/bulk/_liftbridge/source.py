@@ -204,7 +204,7 @@ class _LiftbridgeRead(RangeRead):
             source.stream, span.partition, source.access.timeout, refresh=self._was_lost
         )
         end = source.newest(span.partition) + 1 if self._was_lost else self._next
-        self._check_same_log(end, source.brokers.created(source.stream, recent=True))
+        self._check_same_log(end, source.created())  # metadata of the last second may be the old stream's
         stop = StopAt(At.OFFSET, span.stop - 1) if span.stop >= 0 else None
         start, replica = StartAt(At.OFFSET, self._next), source.access.read_isr_replica
         read = PartitionRead(source.stream, span.partition, start, stop, read_isr_replica=replica)

@@ -19,7 +19,6 @@ from liftenvelope._deadlines import Deadline
 from liftenvelope.bulk import Access, Gap, RetentionError
 from liftenvelope.bulk._engine.crew import Outlet
 from liftenvelope.bulk._engine.plan import BatchPlan
-from liftenvelope.bulk._liftbridge import brokers
 from liftenvelope.bulk._liftbridge.brokers import Brokers
 from liftenvelope.bulk._liftbridge.source import LiftbridgeSource, _LiftbridgeRead
 from liftenvelope.bulk.ranges import Range
@@ -268,7 +267,6 @@ def test_stream_made_anew_after_a_read_was_planned_is_refused_before_its_first_r
         whole(source, span, plan, outlet)
 
     monkeypatch.setattr(LiftbridgeSource, "read", late)
-    monkeypatch.setattr(brokers, "_MAX_AGE", 0.0)
     with pytest.raises(OffsetOutOfRangeError, match="made anew while it was read, before offset 0"):
         bulk.read(address, name).read_all()
 
