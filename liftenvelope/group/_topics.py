@@ -7,6 +7,7 @@ from an offset takes part as a :class:`TopicSource`.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -65,6 +66,8 @@ __all__ = [
     "spec_of",
 ]
 
+#: Seconds in which the consumers of readers are not asked after a request without an answer.
+_ASKS_AGAIN: Final = 60.0
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -249,8 +252,8 @@ class JetStreamTopicSource:
         self._restored: set[str] = set()
         #: Requests for the ends of streams, by stream.
         self._ends: dict[str, asyncio.Task[int]] = {}
-        #: False once a request for a reader's consumer had no answer.
-        self._asks_readers = True
+        #: Time from which on the consumers of readers are asked: a request had no answer.
+        self._asks_readers_at = 0.0
 
     @property
     def spec(self) -> TopicSpec:
@@ -330,10 +333,12 @@ class JetStreamTopicSource:
         if not place.subject and state.messages == state.last_seq - state.first_seq + 1:
             return state.last_seq - max(offset, state.first_seq - 1)
         cluster = stream.cached_info.cluster
-        try:
-            known = await unread("" if cluster is None else cluster.leader) if self._asks_readers else None
-        except CallTimeoutError:  # such as a missing permission, which the server reports each time
-            known, self._asks_readers = None, False
+        known = None
+        if time.monotonic() >= self._asks_readers_at:
+            try:
+                known = await unread("" if cluster is None else cluster.leader)
+            except CallTimeoutError:  # a missing permission, which the server reports each time; an election
+                self._asks_readers_at = time.monotonic() + _ASKS_AGAIN
         if known is not None:
             return known
         return await count_from(stream, at_sequence(offset + 1), (place.subject,) if place.subject else ())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 from nats.aio.client import Client
 
+from liftenvelope.errors import CallTimeoutError
 from liftenvelope.group import GroupConsumer, JetStreamTopic, JetStreamTopicSource, Place, TopicPartition
+from liftenvelope.group._topics import lag_of
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.jetstream.counting import at_sequence, count_from
 
@@ -85,3 +88,24 @@ async def test_lag_is_what_a_consumer_would_count(nc: Client, name: str, removed
             subjects = [place.subject] if subject else []
             counted = await count_from(stream, at_sequence(offset + 1), subjects)
             assert await source.lag(0, offset) == counted, offset
+
+
+async def test_readers_are_asked_again_a_while_after_a_request_without_an_answer(
+    nc: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As during the election of a leader."""
+    async with JetStream(nc) as js:
+        await stored(js, name, 6)
+        source = JetStreamTopicSource(js, JetStreamTopic("t", (Place(name, f"{name}.1"),)))
+        asked: list[str] = []
+
+        async def unread(leader: str) -> int:
+            asked.append(leader)
+            if len(asked) == 1:
+                raise CallTimeoutError("no answer")
+            return 17
+
+        lags = [await lag_of(source, 0, 0, unread) for _ in "ab"]
+        assert (lags, len(asked)) == ([3, 3], 1)
+        monkeypatch.setattr(source, "_asks_readers_at", time.monotonic())
+        assert await lag_of(source, 0, 0, unread) == 17
