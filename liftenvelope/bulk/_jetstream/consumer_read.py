@@ -60,6 +60,8 @@ _LOOK: Final = 0.5
 _QUIET: Final = 0.05
 #: Number in the reply subject of a request that asks whether anything is pending. Pulls begin at 1.
 _PENDING: Final = 0
+#: Status code of a request that found no message to deliver.
+_NO_MESSAGES: Final = 404
 
 
 class ConsumerRead(RangeRead):
@@ -268,8 +270,9 @@ class ConsumerRead(RangeRead):
         match status.kind:
             case StatusKind.HEARTBEAT:
                 self._nothing_pending()
-            case StatusKind.ENDED if frame.number == _PENDING:
-                self._nothing_pending()
+            case StatusKind.ENDED | StatusKind.NO_RESPONDERS if frame.number == _PENDING:
+                if status.code == _NO_MESSAGES:  # a 408 proves nothing; the pulls get their own 503
+                    self._nothing_pending()
             case StatusKind.BAD_REQUEST | StatusKind.PUSH | StatusKind.REFUSED:
                 raise BadRequestError(status.code, f"{self._source.stream}: {status.description}")
             case StatusKind.NO_RESPONDERS if time.monotonic() - self._made_at < _SPREADING:
