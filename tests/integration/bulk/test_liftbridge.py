@@ -162,10 +162,10 @@ def test_moments(address: str, numbers: str) -> None:
     assert offsets(table) == list(range(first, last))
 
 
-def test_metadata_is_fetched_once_for_each_partition_and_not_more(
+def test_metadata_is_fetched_twice_for_each_partition_at_most(
     client: BlockingClient, address: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each answer lists all partitions, but an earlier one may be of a stream that was created again since."""
+    """Each answer lists all partitions. An earlier one may be of a stream that was created again since."""
     client.create_stream(name, name, partitions=32)
     for partition in range(32):
         client.publish(name, b"x", partition=partition)
@@ -178,7 +178,7 @@ def test_metadata_is_fetched_once_for_each_partition_and_not_more(
     monkeypatch.setattr(Brokers, "_fetch", noting)
     found = bulk.read(address, name, partitions=list(range(32))).read_all()
     assert sorted(found["partition"].to_pylist()) == list(range(32))
-    assert 0 < len(fetched) <= 1 + 32
+    assert 0 < len(fetched) <= 2 * 32  # a look for the leader may use an answer of the last second
 
 
 def test_an_empty_partition(address: str, numbers: str) -> None:
