@@ -312,7 +312,7 @@ class Api:
                 if self.nc.is_closed:
                     why = f"the NATS connection was closed before an answer came{last_error_of(self.nc)}"
                     raise TransportError(why, sent=True)
-                if refusal := self._link.refused_publish(subject, before):  # hardly any answer will come
+                if refusal := self._link.refused_publish(subject, before):  # of this one, or one like it
                     raise CallTimeoutError(f"no answer on {subject!r}{refusal}")
                 # Two checks in a row: nats-py counts a reconnect shortly before the connection is usable.
                 looks = looks + 1 if self._link.epoch > epoch else 0
