@@ -152,6 +152,8 @@ async def test_member_waits_for_the_consumers_of_another_one_at_the_limit_of_the
     events: list[GroupEvent] = []
     async with play.consumer("a", on_event=events.append) as consumer:
         refused = await take(consumer, 6)
+        # The other partitions may have been read before the consumer of this one is refused.
+        await eventually(lambda: any(isinstance(event, PartitionRefused) for event in events))
         [event] = [event for event in events if isinstance(event, PartitionRefused)]
         assert isinstance(event.error, ResourcesExceededError)
         assert (event.group, event.consumer_id, event.topic) == (play.name, "a", play.name)
