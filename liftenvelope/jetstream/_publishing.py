@@ -114,7 +114,7 @@ class Publishing:
         self._subscription: DirectSubscription | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._timer = ExpiryTimer(api.nc, self._table.next_expiry, self._expire)
-        self._refusals = RefusalTimer(self._table, self._heads, self._fail)
+        self._refusals = RefusalTimer(self._table, self._fail)
         self._waiting = False
         #: Futures of the messages that wait for a retry, by the task that retries.
         self._retries: dict[asyncio.Task[None], PublishFuture] = {}
@@ -247,7 +247,6 @@ class Publishing:
         # No await from here to the write: the next in line must find this message in the table.
         future = PublishFuture(loop=self._loop)
         future.subject, future.before = subject, self._nc.last_error
-        self._refusals.follow(future)
         deadline = self._loop.time() + seconds  # the wait for room does not count
         future.kept = (deadline, head, block, body, attempts, wait) if attempts else None
         await self._write(future, deadline, head, block, body)
