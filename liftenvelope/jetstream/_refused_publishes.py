@@ -4,6 +4,9 @@ The server reports each refused publish with its subject alone. A publish that w
 permissions changed may be in flight on the same subject, and its ack is still on the way. So the messages
 in flight on a subject at its first refusal fail together, once as many refusals have come as messages without
 an ack are left. Until then, an ack or another refusal is due for at least one of them.
+
+That counts refusals of other publishers of the connection too. So a message of before the change is taken for
+refused if its ack takes longer than a comparison waits, and another publisher is refused on its subject.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["RefusalTimer", "RefusedPublishes"]
 
 #: Seconds from a refusal until it is compared with the messages in flight, and more for each of these.
-#: A comparison looks at all of them, and a client of a gateway may cause any number of refusals.
-_COMPARE_AFTER: Final = 0.01
+#: A comparison looks at all of them, and a client of a gateway may cause any number of refusals. Meanwhile,
+#: acks arrive: a refusal may be of another publisher of the connection that shares the subject.
+_COMPARE_AFTER: Final = 0.1
 _COMPARE_EACH: Final = 1e-6
 
 
