@@ -212,7 +212,7 @@ docs: setup  ## the documentation site, in build/site, without a warning
 	$(RUN) -m sphinx -q --fail-on-warning --keep-going -j auto -d build/site-doctrees -b html -c docs/site . build/site
 	@echo 'built build/site/index.html'
 
-notebooks: setup  ## run the notebooks of the documentation
+notebooks: pyspark  ## run the notebooks of the documentation; Java 17 must be there
 	$(call install,--group docs)
 	$(RUN) -m pytest -q --nbmake docs/notebooks
 
