@@ -12,7 +12,8 @@ import click
 
 from liftenvelope import _wire as w
 from liftenvelope.cli._connecting.servers import json_option
-from liftenvelope.cli._options.places import check_file, complete_path, fail_cleanly
+from liftenvelope.cli._options.lists import input_option
+from liftenvelope.cli._options.places import check_file, fail_cleanly
 from liftenvelope.cli._output.terminal import (
     as_json_bytes,
     echo_json,
@@ -38,14 +39,7 @@ _HEX: Final = re.compile(rb"(?:0x)?((?:[0-9a-f]{2})*)", re.IGNORECASE)
 
 @click.command()
 @click.argument("data", required=False)
-@click.option(
-    "--file",
-    "-f",
-    "file",
-    metavar="PATH",
-    shell_complete=complete_path,
-    help="File with the envelope; - for standard input.",
-)
+@input_option("the envelope")
 @click.option(
     "--format",
     "form",

@@ -10,6 +10,7 @@ import click
 
 from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._groups.prefix import find_group_prefix, group_prefix_option
+from liftenvelope.cli._options.lists import partitions_option
 from liftenvelope.cli._options.places import NumberType, TimeType
 from liftenvelope.cli._output.confirming import confirm, yes_option
 from liftenvelope.cli._output.terminal import echo_json, plain, print_facts, print_table, report, shown
@@ -102,14 +103,7 @@ def _print(found: GroupDescription) -> None:
 @group.command("reset")
 @_NAME
 @_TOPIC
-@click.option(
-    "--partition",
-    "-p",
-    "partitions",
-    multiple=True,
-    type=NumberType(min=0),
-    help="Partition; repeatable.  [default: all]",
-)
+@partitions_option()
 @click.option("--to-earliest", is_flag=True, help="Go on at the oldest message.")
 @click.option("--to-latest", is_flag=True, help="Go on after the newest message.")
 @click.option("--to-offset", type=NumberType(min=0), help="Go on at this offset.")

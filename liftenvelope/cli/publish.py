@@ -8,7 +8,8 @@ from typing import Any, Final
 import click
 
 from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
-from liftenvelope.cli._options.places import NumberType, SizeType, complete_path
+from liftenvelope.cli._options.lists import input_option
+from liftenvelope.cli._options.places import NumberType, SizeType
 from liftenvelope.cli._output.terminal import counted, echo_json, shown
 from liftenvelope.cli._publishing.line_publishing import LineOptions, publish_lines
 from liftenvelope.cli._publishing.lines import open_bytes
@@ -30,14 +31,7 @@ _IN_FLIGHT: Final = 1_000
 @click.command()
 @click.argument("target", metavar="TARGET")
 @click.argument("value", required=False)
-@click.option(
-    "--file",
-    "-f",
-    "file",
-    metavar="PATH",
-    shell_complete=complete_path,
-    help="File with the value; - for standard input.",
-)
+@input_option("the value")
 @click.option("--key", "-k", help="Key of the message: with Liftbridge, or with --envelope.")
 @click.option("--header", "-H", "headers", multiple=True, metavar="NAME=VALUE", help="Header; repeatable.")
 @click.option("--count", type=NumberType(min=1), default=1, show_default=True, help="Number of copies.")

@@ -12,6 +12,7 @@ import click
 from liftenvelope._checks import RESERVED
 from liftenvelope.cli._checks.liftbridge import is_gateway
 from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
+from liftenvelope.cli._options.lists import partitions_option
 from liftenvelope.cli._options.places import NumberType, StartType
 from liftenvelope.cli._output.confirming import confirm, yes_option
 from liftenvelope.cli._output.terminal import (
@@ -46,14 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["stream"]
 
 _STREAM: Final = click.argument("name", metavar="STREAM")
-_PARTITIONS: Final = click.option(
-    "--partition",
-    "-p",
-    "partitions",
-    multiple=True,
-    type=NumberType(min=0),
-    help="Partition; repeatable.  [default: all]",
-)
+_PARTITIONS: Final = partitions_option()
 #: Partitions to ask about at a time.
 _AT_ONCE: Final = 16
 

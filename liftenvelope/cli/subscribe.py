@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
+from liftenvelope.cli._options.lists import partitions_option
 from liftenvelope.cli._options.places import NumberType, StartType
 from liftenvelope.cli._output.received import print_json, print_message, print_raw
 from liftenvelope.cli._streams.following import read_stream
@@ -30,14 +31,7 @@ __all__ = ["subscribe"]
 )
 @click.option("--limit", "-n", type=NumberType(min=1), help="Number of messages after which to end.")
 @click.option("--no-follow", is_flag=True, help="End after the newest message.")
-@click.option(
-    "--partition",
-    "-p",
-    "partitions",
-    multiple=True,
-    type=NumberType(min=0),
-    help="Liftbridge: partition; repeatable.  [default: all]",
-)
+@partitions_option("Liftbridge")
 @click.option(
     "--subject", "subjects", multiple=True, help="JetStream: only this subject; wildcards; repeatable."
 )
