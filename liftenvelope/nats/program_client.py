@@ -73,13 +73,13 @@ class _ProgramClient(Client):
         if self.options["max_reconnect_attempts"] >= 0:
             await super()._process_err(err_msg)
             return
-        error = nats.errors.Error(f"nats: {err_msg.strip(chr(39))}")
-        if any(text in err_msg for text in _KEPT):
+        error = nats.errors.Error("nats: " + err_msg.strip("'"))
+        is_kept = any(text in err_msg for text in _KEPT)
+        if is_kept:
             self._err = error
-            await self._error_cb(error)
-            return
         await self._error_cb(error)
-        await self._process_op_err(error)
+        if not is_kept:
+            await self._process_op_err(error)
 
 
 class _TlsOnlyClient(_ProgramClient):
