@@ -219,10 +219,11 @@ def fetch_plan(
     if expires is None:
         fields["no_wait"] = True
     else:
+        asked = as_seconds("expires", expires)
+        expires = min(asked, keep_pin or math.inf, config.max_expires or math.inf)
         if idle_heartbeat is not None:
-            beat = _beat_of(idle_heartbeat, as_seconds("expires", expires))
-        expires = min(as_seconds("expires", expires), keep_pin or math.inf, config.max_expires or math.inf)
-        if idle_heartbeat is None and expires >= _BEATS_FROM:
+            beat = _beat_of(idle_heartbeat, asked)
+        elif expires >= _BEATS_FROM:
             beat = _FETCH_BEAT
         beat = min(beat, expires / 2)
         fields |= _times(expires, beat)
