@@ -72,8 +72,10 @@ class Mirror:
         """Read all entries of the bucket, then follow its changes while the block runs."""
         messages = await self._open()
         self.is_following = True
-        parts = {"follow": self._follow(messages), "compare": self._compare()}
-        tasks = [asyncio.create_task(part, name=f"{n} {self._bucket.name}") for n, part in parts.items()]
+        name = self._bucket.name
+        tasks = [asyncio.create_task(self._follow(messages), name=f"follow {name}")]
+        if self._on_gap is not None:
+            tasks.append(asyncio.create_task(self._compare(self._on_gap), name=f"compare {name}"))
         try:
             yield
         finally:
@@ -158,14 +160,13 @@ class Mirror:
         if isinstance(event, OrderedReset):
             self._gap.set()
 
-    async def _compare(self) -> None:
-        """Call ``on_gap`` after each gap, until it succeeds."""
+    async def _compare(self, on_gap: Callable[[], Awaitable[None]]) -> None:
+        """Call a function after each gap, until it succeeds."""
         while True:
             await self._gap.wait()
             self._gap.clear()
             try:
-                if self._on_gap is not None:
-                    await self._on_gap()
+                await on_gap()
             except LiftEnvelopeError as exc:
                 _log.debug("removals in the bucket %s are not known yet: %s", self._bucket.name, exc)
                 self._gap.set()
