@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +24,26 @@ class _MeetsItself(socket.socket):
         return super().connect_ex(address)
 
 
+# Waits for the end of its input with the socket open.
+_LISTENER = """
+import socket, sys
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def _listening_process() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Start a process that listens, in a session of its own as every test server is."""
+    command = [sys.executable, "-c", _LISTENER]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        yield process, int(process.stdout.readline())
+
+
 def test_connection_that_meets_itself_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
@@ -27,11 +51,11 @@ def test_connection_that_meets_itself_is_no_server(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("liftenvelope.testing._listening._linux", lambda *_: True)
     monkeypatch.setattr("liftenvelope.testing._listening._lsof", lambda *_: True)
     monkeypatch.setattr(socket, "socket", _MeetsItself)
-    assert not is_listening(os.getsid(0), port)
+    assert not is_listening(os.getpid(), port)
 
 
 def test_process_that_listens_is_found() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert is_listening(os.getsid(0), port)
-    assert not is_listening(os.getsid(0), port)
+    with _listening_process() as (process, port):
+        assert is_listening(process.pid, port)
+        assert not is_listening(os.getpid(), port)
+    assert not is_listening(process.pid, port)
