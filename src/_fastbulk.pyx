@@ -515,7 +515,7 @@ cdef class NatsRows:
     cdef _Rows batch
     cdef int mode
     cdef int64_t max_message, sid, stop, delivery
-    cdef readonly int64_t next_offset, pending
+    cdef readonly int64_t next_offset, pending, stored_ns
     cdef readonly Py_ssize_t need
     cdef readonly tuple line
     cdef uint8_t prefix[LONGEST_PREFIX]  # beginning of the last reply subject, up to the numbers
@@ -625,7 +625,7 @@ cdef class NatsRows:
         if self.stop >= 0 and row.offset >= self.stop:
             self.close_gap(self.stop)
             return STATE_DONE
-        self.delivery, self.pending = reply.delivery, reply.pending
+        self.delivery, self.pending, self.stored_ns = reply.delivery, reply.pending, reply.timestamp
         self.close_gap(row.offset)
         self.next_offset = row.offset + 1
         row.subject = self.head.subject

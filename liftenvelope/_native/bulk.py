@@ -250,6 +250,7 @@ class NatsRows(_Reader):
     Attributes:
         next_offset: Next offset to read: the JetStream sequence minus 1.
         pending: Messages left on the server after the last message taken; -1 before the first.
+        stored_ns: When the last message taken was stored, in ns since 1970; 0 before the first.
         need: With ``MORE``: minimum number of bytes needed from the stop position on; 0 for any number.
         line: With ``LINE``: start and end of the next body (CRLF included), its subscription id, and the size
             of its headers. Feeding continues at the end.
@@ -270,6 +271,7 @@ class NatsRows(_Reader):
         self._sid = -1
         self._delivery = 0
         self.pending = -1
+        self.stored_ns = 0
         self.need = 0
         self.line: tuple[int, ...] = ()
 
@@ -330,7 +332,7 @@ class NatsRows(_Reader):
         if 0 <= self._stop <= offset:
             self._close_gap(self._stop)
             return DONE
-        self._delivery, self.pending = ack.delivery, ack.pending
+        self._delivery, self.pending, self.stored_ns = ack.delivery, ack.pending, ack.timestamp
         self._close_gap(offset)
         self.next_offset = offset + 1
         more = len(head.subject) if "subject" in self._batch.wanted else 0

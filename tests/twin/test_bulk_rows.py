@@ -73,7 +73,17 @@ def run_nats(twin: Any, data: bytes, cuts: list[int], mode: int, limits: tuple[i
     for end in [*sorted({cut for cut in cuts if cut < len(data)}), len(data)]:
         while True:
             state, start = reader.feed(data, start, end)
-            log.append((state, start, reader.next_offset, reader.pending, reader.rows, reader.nbytes))
+            log.append(
+                (
+                    state,
+                    start,
+                    reader.next_offset,
+                    reader.pending,
+                    reader.stored_ns,
+                    reader.rows,
+                    reader.nbytes,
+                )
+            )
             if state == twin.FULL:
                 log.append(taken(reader))
             elif state == twin.LINE:
