@@ -18,6 +18,7 @@ from liftenvelope.bulk._engine.range_read import GAPS_PAUSE, RangeRead
 from liftenvelope.bulk._jetstream.filter_gaps import FilterGaps
 from liftenvelope.bulk._jetstream.pulls import PullsInFlight
 from liftenvelope.bulk._jetstream.requests import (
+    answered_at,
     created_and_oldest,
     new_name,
     on_leader,
@@ -58,6 +59,8 @@ _SPREADING: Final = 2.0
 _LOOK: Final = 0.5
 #: Seconds in which the server sends a message that it has stored, if a pull is open.
 _QUIET: Final = 0.05
+#: Seconds after which the end of a pull is late: until another one came, none was open.
+_LATE: Final = 0.1
 #: Number in the reply subject of a request that asks whether anything is pending. Pulls begin at 1.
 _PENDING: Final = 0
 #: Status code of a request that found no message to deliver.
@@ -83,15 +86,17 @@ class ConsumerRead(RangeRead):
         super().__init__(source, span, plan, outlet, rows, source.stream)
         self._skips = FilterGaps(span.start)
         # Messages that the current consumer had to deliver when it was made; end of the stream just before
-        # that, and when the server was asked for it.
+        # that, and when the server said so.
         self._left, self._stream_end, self._end_at = 0, -1, 0.0
+        # How far the server's clock is ahead of ours, at least.
+        self._ahead = 0.0
         self._pulls = PullsInFlight()
         self._consumer = self._inbox = ""
         self._made_at = 0.0
         self._sid = 0
         self._pull_bytes = 0
-        # By pull in flight: offset of the read and time when the pull was sent.
-        self._asked_at: dict[int, tuple[int, float]] = {}
+        # By number of a request: offset of the read and time when it was sent, and heartbeats that came.
+        self._asked_at: dict[int, tuple[int, float, int]] = {}
         # True while a pull is open and the server had nothing else to send: it sends messages as they come.
         self._is_current = False
         # _moved_at: when the last row came, or last waited for room.
@@ -171,8 +176,8 @@ class ConsumerRead(RangeRead):
     def _check_end(self, link: NatsSocket) -> str:
         """Check that the stream is the same and reaches the next offset; return its leader."""
         subject = f"{self._source.prefix}.STREAM.INFO.{self._source.stream}"
-        self._end_at = time.monotonic()
-        (self._stream_end, leader), (created_ns, oldest_ns) = link.ask(_end_and_times, subject)
+        (self._stream_end, leader), (created_ns, oldest_ns), self._end_at = link.ask(_end_and_times, subject)
+        self._ahead = self._end_at - time.monotonic()
         restored, known_ns = is_restored(created_ns, oldest_ns), self._created_ns
         self._check_same_log(self._stream_end, created_ns, is_restored=restored)
         if 0 < known_ns < created_ns and not restored:
@@ -243,7 +248,6 @@ class ConsumerRead(RangeRead):
         was_idle = self._pulls.is_idle
         while (due := self._pulls.due(wanted)) is not None:
             number, amount = due
-            self._asked_at[number] = self._next, time.monotonic()
             request = {
                 "batch": amount,
                 "max_bytes": self._pull_bytes,
@@ -258,6 +262,7 @@ class ConsumerRead(RangeRead):
 
     def _request(self, link: NatsSocket, request: dict[str, Any], number: int) -> None:
         """Send a request for messages, whose status has a number."""
+        self._asked_at[number] = self._next, time.monotonic(), 0
         subject = f"{self._source.prefix}.CONSUMER.MSG.NEXT.{self._source.stream}.{self._consumer}"
         link.publish(subject, json.dumps(request).encode(), f"{self._inbox}.{number}")
 
@@ -269,10 +274,10 @@ class ConsumerRead(RangeRead):
             return
         match status.kind:
             case StatusKind.HEARTBEAT:
-                self._nothing_pending()
+                self._nothing_pending(self._beat(frame.number or 0))
             case StatusKind.ENDED | StatusKind.NO_RESPONDERS if frame.number == _PENDING:
                 if status.code == _NO_MESSAGES:  # a 408 proves nothing; the pulls get their own 503
-                    self._nothing_pending()
+                    self._nothing_pending(self._asked_at[_PENDING][1])
             case StatusKind.BAD_REQUEST | StatusKind.PUSH | StatusKind.REFUSED:
                 raise BadRequestError(status.code, f"{self._source.stream}: {status.description}")
             case StatusKind.NO_RESPONDERS if time.monotonic() - self._made_at < _SPREADING:
@@ -287,9 +292,11 @@ class ConsumerRead(RangeRead):
 
     def _pull_ended(self, link: NatsSocket, number: int, status: Status) -> None:
         self._pulls.ended(number)
-        if status.kind is not StatusKind.ENDED:  # the next pull then follows, see _pull
-            self._is_current = self._is_current and not self._pulls.is_idle
-        at, since = self._asked_at.pop(number, (self._next, self._moved_at))
+        at, since, _ = self._asked_at.pop(number, (self._next, self._moved_at, 0))
+        # Both pulls end together, and the next one may not reach the server before retention takes messages.
+        # Only after a pull that lasted as long as it was to, and no longer, it follows at once.
+        if status.kind is not StatusKind.ENDED or time.monotonic() - since > _EXPIRES + _LATE:
+            self._is_current = False
         if at != self._next or time.monotonic() - since > _EXPIRES / 2:
             return  # the pull delivered rows, or waited for some
         if status.kind is StatusKind.TOO_LARGE and self._pull_bytes < _MOST_PULL_BYTES:
@@ -309,7 +316,8 @@ class ConsumerRead(RangeRead):
             return
         if self._skips.has_begun:
             if self._is_current:
-                self._skips.was_current(time.monotonic() - _QUIET)
+                # Not "just before now": the row may have waited for long in a socket.
+                self._skips.was_current(rows.stored_ns / _SECOND - _QUIET)
             self._skips.passed(rows.next_offset)
         self._pulls.arrived(count)
         self._is_current = rows.pending == 0 and not self._pulls.is_idle
@@ -319,19 +327,37 @@ class ConsumerRead(RangeRead):
         if offset != self._next:
             self._next, self._fruitless, self._moved_at = offset, 0, time.monotonic()
 
-    def _nothing_pending(self) -> None:
+    def _beat(self, number: int) -> float:
+        """Count a heartbeat of a pull; return a time before the server sent it, by our clock.
+
+        It may have waited in a socket. The server sends the first one a second after it got the pull, or
+        later, and the next ones a second after the one before.
+        """
+        at, since, beats = self._asked_at.get(number, (self._next, 0.0, 0))
+        self._asked_at[number] = at, since, beats + 1
+        return since + (beats + 1) * _HEARTBEAT
+
+    def _nothing_pending(self, at: float) -> None:
         """Note that the server had nothing to send, unless retention may have taken what it would have sent.
 
         Silence alone proves nothing: the server may not have got the pull, or can't be heard.
+
+        Args:
+            at: A time before the server said so, by our clock.
         """
         if not self._skips.has_begun or self._pulls.is_idle:
             return
-        heard = time.monotonic()
         if not self._is_current:
-            oldest, age = self._source.oldest_and_age()
-            self._is_current = not self._skips.may_lack(self._next, oldest, time.monotonic() - age)
+            oldest, stored_at = self._oldest_at()
+            self._is_current = not self._skips.may_lack(self._next, oldest, stored_at)
         if self._is_current:
-            self._skips.was_current(heard - _QUIET)
+            self._skips.was_current(at + self._ahead - _QUIET)
+
+    def _oldest_at(self) -> tuple[int, float]:
+        """Return the offset of the oldest message, and when it was stored, by the server's clock."""
+        oldest, stored_at, now = self._source.oldest_at()
+        self._ahead = now - time.monotonic()
+        return oldest, stored_at
 
     def _forget_pulls(self) -> None:
         self._pulls.forget()
@@ -413,10 +439,10 @@ class ConsumerRead(RangeRead):
             return
         self._look_at = time.monotonic() + GAPS_PAUSE
         # The server is asked before the gaps are taken: an answer may not come, and the read then goes on.
-        oldest, age = source.oldest_and_age()
+        oldest, stored_at = self._oldest_at()
         may_jump = any(start < oldest for start, _ in self._gaps) and source.may_have_holes()
         gaps, self._gaps = self._gaps, []
-        lost = self._skips.pass_over(gaps, self._flushed, oldest, time.monotonic() - age)
+        lost = self._skips.pass_over(gaps, self._flushed, oldest, stored_at)
         if may_jump:
             self._skips.acquit()
             return
@@ -442,12 +468,13 @@ class ConsumerRead(RangeRead):
             # Later messages first: a message that is stored in between must not look lost.
             later = self._count_from(between[1])
             left = self._count_from(between[0]) - later
-        if skips.is_complete(left) or not skips.has_lost(self._source.oldest_and_age()[0]):
+        if skips.is_complete(left) or not skips.has_lost(self._source.oldest_at()[0]):
             return None
         skips.write_off()
         return suspect
 
 
-def _end_and_times(answer: dict[str, Any]) -> tuple[tuple[int, str], tuple[int, int]]:
-    """Return the end and the leader of a stream, its creation time, and the time of its oldest message."""
-    return (natural(answer["state"]["last_seq"]), server_of(answer)), created_and_oldest(answer)
+def _end_and_times(answer: dict[str, Any]) -> tuple[tuple[int, str], tuple[int, int], float]:
+    """Return end and leader of a stream, the times of its creation and oldest message, and the server's."""
+    end = natural(answer["state"]["last_seq"]), server_of(answer)
+    return end, created_and_oldest(answer), answered_at(answer)

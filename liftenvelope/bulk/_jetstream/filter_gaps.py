@@ -45,7 +45,7 @@ class FilterGaps:
         # Offsets that the read has reached, and when it was last up to date before each.
         self._passed: list[int] = []
         self._passed_at: list[float] = []
-        #: Last time, in seconds of a monotonic clock, at which the read had every message that matches.
+        #: Last time, in seconds of the server's clock, at which the read had every message that matches.
         self.current_at = 0.0
 
     @property
@@ -72,7 +72,7 @@ class FilterGaps:
         Args:
             reached: Offset that the read has reached.
             oldest: Offset of the oldest message.
-            oldest_at: Monotonic time in seconds at which the oldest message was stored.
+            oldest_at: Time in seconds, by the server's clock, at which the oldest message was stored.
         """
         return oldest > max(reached, self._end) and self.current_at <= oldest_at
 
@@ -93,7 +93,7 @@ class FilterGaps:
             gaps: First offset of each gap, and the offset after it.
             reached: Offset that the read has reached.
             oldest: Offset of the oldest message.
-            oldest_at: Monotonic time in seconds at which the oldest message was stored.
+            oldest_at: Time in seconds, by the server's clock, at which the oldest message was stored.
 
         Returns:
             Start of the last gap after the backlog in which messages may have been lost; None for none.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import secrets
 import ssl
 import threading
@@ -23,7 +24,6 @@ from liftenvelope.errors import (
     TransportError,
 )
 from liftenvelope.jetstream.api import api_prefix, natural, parse_ns
-from liftenvelope.jetstream.infos import StreamInfo
 from liftenvelope.jetstream.lagging import LeaderSearch, server_of
 from liftenvelope.jetstream.names import check_stream_name
 from liftenvelope.rpc.address import Address, parse_address
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JetStreamRequests",
+    "answered_at",
     "consumer_request",
     "created_and_oldest",
     "new_name",
@@ -73,6 +74,11 @@ def created_and_oldest(answer: dict[str, Any]) -> tuple[int, int]:
         answer: Answer to a request for the stream's info, whose state is an object.
     """
     return _moment("created", answer), _moment("first_ts", answer["state"])
+
+
+def answered_at(answer: dict[str, Any]) -> float:
+    """Return when a server gave the info of a stream, in seconds since 1970; 0 if it is too old to say."""
+    return _moment("ts", answer) / _SECOND
 
 
 def _moment(name: str, record: dict[str, Any]) -> int:
@@ -361,18 +367,16 @@ class JetStreamRequests:
         """
         return self.config_and_extent()[1]
 
-    def oldest_and_age(self) -> tuple[int, float]:
-        """Return the offset of the oldest message and its age in seconds, by the server's clock.
+    def oldest_at(self) -> tuple[int, float, float]:
+        """Return the offset of the oldest message, when it was stored, and when the server said so.
 
-        The age is 0 if there is no message, or if the server is too old to tell its time.
+        Times are in seconds since 1970, by the server's clock. The second is infinite if there is no message;
+        the third is 0 if the server is too old to tell its time.
 
         Raises:
             LiftEnvelopeError: As for :meth:`ask`.
         """
-        info = self.ask(StreamInfo.from_json, f"STREAM.INFO.{self.stream}")
-        first, now = info.state.first_ts, info.ts
-        age = (now - first).total_seconds() if now is not None and first is not None else 0.0
-        return max(info.state.first_seq - 1, 0), age
+        return self.ask(_oldest_at, f"STREAM.INFO.{self.stream}")
 
     def created(self) -> int:
         """Return the creation time of the stream in ns since 1970."""
@@ -416,6 +420,12 @@ def _config_and_extent(answer: dict[str, Any]) -> tuple[dict[str, Any], Extent]:
     state = answer["state"]
     first, end = natural(state["first_seq"]), natural(state["last_seq"])
     return dict(answer["config"]), Extent(min(max(first - 1, 0), end), end, _moment("created", answer))
+
+
+def _oldest_at(answer: dict[str, Any]) -> tuple[int, float, float]:
+    _, stored_ns = created_and_oldest(answer)
+    oldest = max(natural(answer["state"]["first_seq"]) - 1, 0)
+    return oldest, stored_ns / _SECOND or math.inf, answered_at(answer)
 
 
 def _created(answer: dict[str, Any]) -> int:

@@ -213,15 +213,15 @@ def test_retention_is_noticed_though_the_server_did_not_answer_at_first(server: 
         server.url,
         [("MUTE.wanted" if at in (300, 900) else "MUTE.other", b"", None) for at in range(1_000)],
     )
-    ask, failures = JetStreamRequests.oldest_and_age, iter([TransportError("as if the connection was lost")])
+    ask, failures = JetStreamRequests.oldest_at, iter([TransportError("as if the connection was lost")])
 
-    def ask_late(source: JetStreamRequests) -> tuple[int, float]:
+    def ask_late(source: JetStreamRequests) -> tuple[int, float, float]:
         for failure in failures:
             raise failure
         return ask(source)
 
     with (
-        patch.object(JetStreamRequests, "oldest_and_age", ask_late),
+        patch.object(JetStreamRequests, "oldest_at", ask_late),
         pytest.raises(RetentionError, match=r"MUTE\[0\]: message 0 is gone, the oldest is 500"),
     ):
         _purge_while_reading(server, "MUTE", 500)
@@ -234,19 +234,19 @@ def test_holes_of_a_bucket_are_looked_at_once(server: NatsServer) -> None:
     rewritten = [f"HOLES.{at}" for at in range(20)]
     publish(server.url, [(subject, b"", None) for subject in rewritten])
     threads, asked = BulkThreads(), list[JetStreamRequests]()
-    ask, count_matching = JetStreamRequests.oldest_and_age, ConsumerRead._count_matching
+    ask, count_matching = JetStreamRequests.oldest_at, ConsumerRead._count_matching
 
     def rewrite_first(read: ConsumerRead, left: int) -> None:
         count_matching(read, left)
         publish(server.url, [(subject, b"", None) for subject in rewritten])
 
-    def note(source: JetStreamRequests) -> tuple[int, float]:
+    def note(source: JetStreamRequests) -> tuple[int, float, float]:
         asked.append(source)
         return ask(source)
 
     with (
         filtered_by("server"),
-        patch.object(JetStreamRequests, "oldest_and_age", note),
+        patch.object(JetStreamRequests, "oldest_at", note),
         patch.object(ConsumerRead, "_count_matching", rewrite_first),
     ):
         reader = bulk.tail(server.url, "HOLES", subjects="HOLES.*", start="earliest", batch_seconds=0.05)
@@ -342,6 +342,23 @@ def test_tail_that_is_not_read_notices_that_retention_took_messages_that_match(s
         publish(server.url, [("SLOW.wanted", bytes(100_000), None)] * 300)
     with pytest.raises(RetentionError):
         reader.read_all()
+
+
+def test_rows_that_are_received_late_are_no_sign_that_nothing_was_lost(server: NatsServer) -> None:
+    """The pulls have ended long before the reader hears of it."""
+    make_stream(server.url, "LATE", max_msgs=40)
+    publish(server.url, [("LATE.wanted", b"", None)])
+    with FaultProxy(server.url) as proxy, ThreadPoolExecutor() as threads:
+        with filtered_by("server"):
+            url = f"nats://{proxy.address}"
+            reader = bulk.tail(url, "LATE", subjects="LATE.wanted", start="earliest", batch_bytes=1 << 20)
+        reader.read_next_batch()
+        proxy.stall("to_client")
+        with_jetstream(server.url, partial(_publish_slowly, subject="LATE.wanted"))
+        reading = threads.submit(reader.read_all)
+        proxy.resume("to_client")
+        with pytest.raises(RetentionError):
+            reading.result(60)
 
 
 async def _publish_slowly(js: JetStreamContext, subject: str) -> None:
