@@ -63,6 +63,8 @@ _QUIET: Final = 0.05
 _LATE: Final = 0.1
 #: Number in the reply subject of a request that asks whether anything is pending. Pulls begin at 1.
 _PENDING: Final = 0
+#: As a request that was not sent: a status that names it proves nothing about a time.
+_UNASKED: Final = (0, 0.0, 0)
 #: Status code of a request that found no message to deliver.
 _NO_MESSAGES: Final = 404
 
@@ -274,10 +276,11 @@ class ConsumerRead(RangeRead):
             return
         match status.kind:
             case StatusKind.HEARTBEAT:
-                self._nothing_pending(self._beat(frame.number or 0))
+                self._nothing_pending(self._beat(frame.number))
             case StatusKind.ENDED | StatusKind.NO_RESPONDERS if frame.number == _PENDING:
                 if status.code == _NO_MESSAGES:  # a 408 proves nothing; the pulls get their own 503
-                    self._nothing_pending(self._asked_at[_PENDING][1])
+                    _, at, _ = self._asked_at.get(_PENDING, _UNASKED)
+                    self._nothing_pending(at)
             case StatusKind.BAD_REQUEST | StatusKind.PUSH | StatusKind.REFUSED:
                 raise BadRequestError(status.code, f"{self._source.stream}: {status.description}")
             case StatusKind.NO_RESPONDERS if time.monotonic() - self._made_at < _SPREADING:
@@ -327,14 +330,16 @@ class ConsumerRead(RangeRead):
         if offset != self._next:
             self._next, self._fruitless, self._moved_at = offset, 0, time.monotonic()
 
-    def _beat(self, number: int) -> float:
+    def _beat(self, number: int | None) -> float:
         """Count a heartbeat of a pull; return a time before the server sent it, by our clock.
 
         It may have waited in a socket. The server sends the first one a second after it got the pull, or
         later, and the next ones a second after the one before.
         """
-        at, since, beats = self._asked_at.get(number, (self._next, 0.0, 0))
-        self._asked_at[number] = at, since, beats + 1
+        if number is None or number not in self._asked_at:
+            return 0.0
+        offset, since, beats = self._asked_at[number]
+        self._asked_at[number] = offset, since, beats + 1
         return since + (beats + 1) * _HEARTBEAT
 
     def _nothing_pending(self, at: float) -> None:

@@ -45,7 +45,8 @@ def test_heartbeats_prove_that_nothing_was_pending_a_second_each_after_their_pul
     """A heartbeat may have waited in a socket, so when it is read proves nothing."""
     read: Any = SimpleNamespace(_next=7, _asked_at={3: (7, 100.0, 0), 4: (7, 100.5, 0)})
     assert [ConsumerRead._beat(read, number) for number in (3, 4, 3, 3)] == [101.0, 101.5, 102.0, 103.0]
-    assert ConsumerRead._beat(read, 99) < 100.0, "the pull is not known"
+    assert ConsumerRead._beat(read, 99) == ConsumerRead._beat(read, None) == 0.0, "the pull is not known"
+    assert len(read._asked_at) == 2
 
 
 @pytest.mark.parametrize(
