@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from liftenvelope.client._reading.message_reader import MessageReader, readable
 from liftenvelope.errors import TransportError, UsageError
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from liftenvelope.envelope import Message
 
 __all__ = ["MergedSubscription"]
+
+#: Partitions that are opened at the same time. They share requests for metadata.
+_AT_ONCE: Final = 16
 
 
 class MergedSubscription(MessageReader):
@@ -88,8 +91,7 @@ class MergedSubscription(MessageReader):
         self._context.open_resources.add(self)
         try:
             self._parts = await self._find()
-            for part in self._parts:
-                await part.open()
+            await _open(self._parts)
             if self.closed:
                 raise TransportError(
                     f"stream {self._stream!r}: the subscription was closed while it was opened"
@@ -148,3 +150,21 @@ class MergedSubscription(MessageReader):
         payloads, taken = self._ready.popleft()
         taken.set()
         return payloads
+
+
+async def _open(parts: Sequence[Subscription]) -> None:
+    """Open subscriptions, several at a time. The first error ends the attempts of the others."""
+    left = iter(parts)
+
+    async def some() -> None:
+        for part in left:
+            await part.open()
+
+    tasks = [asyncio.create_task(some()) for _ in parts[:_AT_ONCE]]
+    try:
+        for first in asyncio.as_completed(tasks):
+            await first
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

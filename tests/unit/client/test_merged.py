@@ -11,6 +11,7 @@ from liftenvelope.client._events import SubscriptionLost
 from liftenvelope.errors import (
     StreamDeletedError,
 )
+from liftenvelope.rpc.server import ServerCall
 from liftenvelope.rpc.status import RpcError, StatusCode
 from tests.unit.scripted_broker import (
     HANDSHAKE,
@@ -21,6 +22,7 @@ from tests.unit.scripted_broker import (
     message,
     offsets,
     scripted,
+    stall,
     until,
 )
 
@@ -59,7 +61,7 @@ class TestMerged:
                         got = await reader.next()
                         assert got is not None
                         found.append(got.partition)
-                assert sorted(found) == [1] * 4 + [2] * 4
+                assert sorted(found.count(partition) for partition in range(3)) == [0, 4, 4]
                 assert not reader.finished
 
     @pytest.mark.parametrize("start", ["earliest", 0])
@@ -84,6 +86,36 @@ class TestMerged:
                 before = set(client._context.open_resources)
                 with pytest.raises(RpcError, match="no"):
                     await client.subscribe("foo", partition="all", start="earliest").open()
+                assert client._context.open_resources == before
+
+    async def test_partitions_are_opened_at_the_same_time(self) -> None:
+        all_came = asyncio.Barrier(3)
+
+        async def wait_for_the_others(call: ServerCall, request: bytes) -> None:
+            await all_came.wait()
+            await broker._subscribe(call, request)
+
+        async with scripted() as (broker,):
+            self.prepared(broker)
+            broker.always("Subscribe", wait_for_the_others)
+            async with (
+                client_of([broker]) as client,
+                client.subscribe("foo", partition="all", start=0) as reader,
+            ):
+                assert len(await offsets(reader, 12)) == 12
+                assert len(broker.read("FetchMetadata")) < 5
+
+    async def test_opening_is_cancelled_while_all_wait(self) -> None:
+        async with scripted() as (broker,):
+            self.prepared(broker)
+            broker.always("Subscribe", stall)
+            async with client_of([broker]) as client:
+                before = set(client._context.open_resources)
+                opening = asyncio.create_task(client.subscribe("foo", partition="all", start=0).open())
+                await until(lambda: len(broker.read("Subscribe")) == 3)
+                opening.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await opening
                 assert client._context.open_resources == before
 
     async def test_a_handler_that_fails_does_not_look_like_the_end(self) -> None:
