@@ -307,10 +307,23 @@ class Portal:
             raise StopIteration
         return item  # type: ignore[return-value]
 
-    def iterate(self, items: AsyncIterator[_T], feed: Feed[Any] | None = None) -> Iterator[_T]:
-        """Iterate over an async iterator, with one call into the loop per item."""
+    def iterate(
+        self,
+        items: AsyncIterator[_T],
+        feed: Feed[Any] | None = None,
+        on_unused: Callable[[_T], None] = lambda _: None,
+    ) -> Iterator[_T]:
+        """Iterate over an async iterator, with one call into the loop per item.
+
+        ``on_unused`` is called with an item that came when the wait for it was interrupted.
+        """
+
+        def unused(item: object) -> None:
+            if item is not _END:
+                on_unused(item)  # type: ignore[arg-type]
+
         try:
-            while (item := self.call(_next(items), feed)) is not _END:
+            while (item := self.call(_next(items), feed, unused)) is not _END:
                 yield item  # type: ignore[misc]
         finally:
             if hasattr(items, "aclose") and self._obstacle() is None and not self.is_closed:

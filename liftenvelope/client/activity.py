@@ -279,16 +279,18 @@ class ActivityStream:
         self._messages = messages
         self._after = after
         self._last_value: bytes | None = None
+        #: Event that the blocking client took, and whose caller was interrupted before it got the event.
+        self._kept: ActivityEvent | None = None
 
     @property
     def position(self) -> int | None:
         """Lower bound of the next event's offset; None until the start is known."""
-        return self._messages.position
+        return self._messages.position if self._kept is None else self._kept.offset
 
     @property
     def finished(self) -> bool:
         """True once all events were returned: the read reached its end or was closed."""
-        return self._messages.finished
+        return self._messages.finished and self._kept is None
 
     async def open(self) -> Self:
         """Start the read; ``async with`` does it.
@@ -326,6 +328,8 @@ class ActivityStream:
         Raises:
             LiftEnvelopeError: As iteration does.
         """
+        if (kept := self._pop_kept()) is not None:
+            return kept
         asked = time.monotonic()
         message = await self._messages.next(timeout)
         while message is not None and (event := self._new_event(message)) is None:
@@ -333,10 +337,20 @@ class ActivityStream:
             message = await self._messages.next(left)
         return None if message is None else event
 
+    def _take_back(self, event: ActivityEvent | None) -> None:
+        """Keep an event of :meth:`next` for the next read: the caller was interrupted before it got it."""
+        self._kept = event
+
+    def _pop_kept(self) -> ActivityEvent | None:
+        kept, self._kept = self._kept, None
+        return kept
+
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> ActivityEvent:
+        if (kept := self._pop_kept()) is not None:
+            return kept
         while (event := self._new_event(await anext(self._messages))) is None:
             pass
         return event

@@ -84,6 +84,11 @@ class Blocking:
             member = inspect.getattr_static(of, name)
             setattr(cls, own, _bound(name, member, f"{cls.__qualname__}.{own}", types))
 
+    def _take_back(self, item: object) -> None:
+        """Make the async object keep an item: the caller was interrupted before it got the item."""
+        with contextlib.suppress(TransportError):  # the client was closed meanwhile
+            self._portal.run(lambda: self._async._take_back(item))
+
     def _wrapped(self, found: object) -> object:
         """Return what a method returns: the blocking object for an async one, or else the value itself."""
         if found is self._async:
@@ -191,6 +196,8 @@ def _method(name: str, method: Any) -> Callable[..., Any]:
 def _kind(name: str, method: Any) -> str:
     if name in ("close", "__aexit__"):
         return "end"
+    if name == "next":
+        return "next"
     if str(inspect.signature(method).return_annotation).startswith("asyncio.Future["):
         return "future"
     if inspect.isasyncgenfunction(method):
@@ -204,8 +211,10 @@ _RUN: Final[dict[str, Callable[[Any, Callable[[], Any]], Any]]] = {
     "end": lambda self, call: self._portal.end(call()),
     # Returns a concurrent.futures.Future.
     "future": lambda self, call: self._portal.future(call),
-    # Returns an iterator, with one visit to the loop per item.
-    "async generator": lambda self, call: self._portal.iterate(call()),
+    # Returns an iterator, with one visit to the loop per item. Keeps items as "next" does.
+    "async generator": lambda self, call: self._portal.iterate(call(), on_unused=self._take_back),
+    # Waits for an item. If the caller is interrupted before it gets the item, a later read returns it.
+    "next": lambda self, call: self._portal.call(call(), on_unused=self._take_back),
     # Waits for the result.
     "coroutine": lambda self, call: self._wrapped(self._portal.call(call())),
     # Runs in the thread of the loop, like the code that shares its state.

@@ -231,6 +231,13 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
                 return [message for chunk in given for message in chunk.messages]
         return []
 
+    def _take_back(self, messages: list[Message]) -> None:
+        # Not of partitions that a commit, a seek or a revocation has taken out of the hand meanwhile.
+        for reader in dict(self._in_hand):
+            own = [message for message in messages if (message.stream, message.partition) == reader.key]
+            reader.give_back(own, reader.moves)
+        self._in_hand.clear()
+
     async def _collect(self, limit: int, max_wait: float) -> list[_Chunk]:
         """Wait for messages, and for more of them; return nothing once the consumer is closing."""
         taken = self._take_ready(limit)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 from liftenvelope._checks import MOST_BATCH_BYTES, as_count, as_seconds
 from liftenvelope.client.partition_read import read_messages
+from liftenvelope.envelope import Message
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 from liftenvelope.rpc.status import RpcError
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from liftenvelope.envelope import Message
     from liftenvelope.payload import PayloadChoice
     from liftenvelope.payload.typed_rows import TypedRows
 
@@ -42,6 +42,8 @@ class MessageReader:
         # Encoded messages: those that _buffer was decoded from, and those not decoded yet.
         self._chunk: list[bytes] = []
         self._unread: list[bytes] = []
+        #: Encoded messages of the list or Arrow batch that was handed out last.
+        self._given: list[bytes] = []
         self._failure: LiftEnvelopeError | None = None
         self._over = False
         # Set while a task waits for messages: a second task would take them from it.
@@ -102,6 +104,13 @@ class MessageReader:
                 return None
         return self._buffer.pop() if self._buffer else None
 
+    def _take_back(self, item: Message | list[Message] | pa.RecordBatch | None) -> None:
+        """Keep what was handed out last for the next read: the caller was interrupted before it came."""
+        if isinstance(item, Message):
+            self._buffer.append(item)
+        elif item is not None:
+            self._unread, self._given = self._given + self._unread, []
+
     async def batches(self, max_messages: int = 1000, max_wait: float = 0.1) -> AsyncIterator[list[Message]]:
         """Iterate over lists of messages.
 
@@ -119,7 +128,9 @@ class MessageReader:
         as_count("max_messages", max_messages)
         as_seconds("max_wait", max_wait, zero=True)
         while (payloads := await self._collect(max_messages, max_wait)) is not None:
-            yield await self._decode(payloads)
+            messages = await self._decode(payloads)
+            self._given = payloads
+            yield messages
 
     async def arrow_batches(
         self,
@@ -163,8 +174,10 @@ class MessageReader:
             rest, self._unread = self._unread, payloads + self._unread
             batch = arrow.stored_batch(payloads)
             pieces = [(len(payloads), [batch])] if typed is None else typed.pieces(batch)
+            done = 0
             for reached, rows in pieces:
                 self._unread = left = payloads[reached:] + rest
+                self._given, done = payloads[done:reached], reached
                 for each in rows:
                     yield each
                 if self._unread is not left:  # the caller has read further, or closed the reader

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import liftenvelope
 from liftenvelope import Ack, BlockingClient, Message
 from liftenvelope.client._events import ClientEvent, MetadataRefreshed
 from liftenvelope.client.activity import StreamCreated
+from liftenvelope.client.blocking import BlockingSubscription
 from liftenvelope.errors import (
     IncorrectOffsetError,
     MessageTooLargeError,
@@ -234,6 +235,41 @@ class TestSubscribe:
         assert found == list(range(len(found)))
         assert len(found) > 1
 
+    @pytest.mark.parametrize(
+        "read",
+        [
+            lambda subscription: subscription.next(),
+            lambda subscription: next(subscription.batches(7)),
+            lambda subscription: next(subscription.arrow_batches(7)),
+        ],
+        ids=["next", "batches", "arrow_batches"],
+    )
+    def test_interrupted_call_loses_no_messages(
+        self,
+        client: BlockingClient,
+        stream: str,
+        monkeypatch: pytest.MonkeyPatch,
+        read: Callable[[BlockingSubscription], object],
+    ) -> None:
+        with client.subscribe(stream, start="earliest", stop="latest") as subscription:
+            for position in (0, 1):  # with nothing received, and with messages received before
+                with interrupted_at_the_end(monkeypatch), pytest.raises(KeyboardInterrupt):
+                    read(subscription)
+                assert subscription.position == position
+                assert next(subscription).offset == position
+            assert [message.offset for message in subscription] == list(range(2, 5000))
+
+    def test_interrupted_batch_of_a_group_is_not_committed(
+        self, client: BlockingClient, stream: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with client.consumer(stream, stream, auto_offset="earliest", auto_commit_interval=None) as consumer:
+            with interrupted_at_the_end(monkeypatch), pytest.raises(KeyboardInterrupt):
+                next(consumer.batches(10))
+            consumer.commit()
+            assert client.fetch_cursor(f"__group:{stream}", stream, 0) is None
+            assert consumer.position(stream, 0) == 0
+            assert [message.offset for message in next(consumer.batches(10))] == list(range(10))
+
     def test_interrupt_when_messages_of_a_group_come_loses_none(
         self, client: BlockingClient, stream: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -331,6 +367,18 @@ def test_activity(client: BlockingClient, name: str) -> None:
         client.create_stream(name, name)
         # What was done before may be recorded only now.
         assert any(isinstance(event, StreamCreated) and event.stream == name for event in events)
+
+
+def test_interrupt_when_an_event_comes_loses_none(
+    client: BlockingClient, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.create_stream(name, name)
+    with client.activity(start="earliest") as events:
+        first = next(events).offset
+        with interrupted_at_the_end(monkeypatch), pytest.raises(KeyboardInterrupt):
+            events.next()
+        assert (events.position, events.finished) == (first + 1, False)
+        assert next(events).offset == first + 1
 
 
 class TestThreads:
