@@ -141,13 +141,17 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
         finally:
             if self._closing:  # close() may have left the group before the join was carried out
                 await self._leave(member, deadline)
-        if self._closing:
-            raise TransportError("the consumer was closed while it was opened")
+        self._check_not_closed()
         self._spawn(member.keep())
         self._writer.start(self._task_done)
         while not member.changes.empty():
             await self._apply(member.changes.get_nowait())
+        self._check_not_closed()  # on_assigned may call close()
         self._spawn(self._act(member))
+
+    def _check_not_closed(self) -> None:
+        if self._closing:
+            raise TransportError("the consumer was closed while it was opened")
 
     async def _give_all_back(self) -> None:
         member = self._running()

@@ -298,6 +298,21 @@ class TestOneMember:
         with pytest.raises(KeyError, match="mine"):
             await client.consumer(stream, stream, on_assigned=assigned).open()
 
+    @pytest.mark.parametrize("by_another_task", [False, True])
+    async def test_closing_in_on_assigned_is_an_error_of_opening(
+        self, client: liftenvelope.Client, stream: str, by_another_task: bool
+    ) -> None:
+        revoked: list[list[tuple[str, int]]] = []
+
+        async def close(_: list[tuple[str, int]]) -> None:
+            await (asyncio.create_task(consumer.close()) if by_another_task else consumer.close())
+
+        consumer = client.consumer(stream, stream, on_assigned=close, on_revoked=revoked.append)
+        with pytest.raises(TransportError, match="the consumer was closed while it was opened"):
+            await consumer.open()
+        assert [len(partitions) for partitions in revoked] == [PARTITIONS]
+        assert not (await client.fetch_metadata(streams=[stream], groups=[stream])).groups
+
     async def test_on_revoked_comes_before_the_last_checkpoint_and_may_commit(
         self, client: liftenvelope.Client, stream: str
     ) -> None:
