@@ -10,6 +10,7 @@ from liftenvelope._backoff import pause_before
 from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
 from liftenvelope.client._brokers.connections import Connections
+from liftenvelope.client._brokers.known import KnownBrokers
 from liftenvelope.client._brokers.selection import choose_broker
 from liftenvelope.client._brokers.shared_requests import SharedRequests
 from liftenvelope.client._events import MetadataRefreshed
@@ -29,7 +30,6 @@ from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
-    from liftenvelope.client.metadata import BrokerInfo
     from liftenvelope.client.options import Options
     from liftenvelope.client.retries import Retry
 
@@ -63,7 +63,7 @@ class Cluster:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.connections = Connections(options)
-        self._brokers: dict[str, BrokerInfo] = {}
+        self._brokers = KnownBrokers(options.max_brokers)
         self._streams: dict[str, tuple[StreamInfo, float]] = {}
         # Number of cached streams at which outdated ones are dropped.
         self._tidy_at = _FEW
@@ -183,7 +183,7 @@ class Cluster:
         known = self.addresses()
         fresh = [address for address in known if address not in failed[-(len(known) - 1) :]] or known
         fresh = [address for address in fresh if not self.connections.is_avoided(address)] or fresh
-        brokers = [broker for broker in self._brokers.values() if broker.address in fresh]
+        brokers = self._brokers.preferred(fresh)
         if not brokers:
             return random.choice(fresh)
         return choose_broker(self.options.broker_selection, brokers, self.connections.latency).address
@@ -204,7 +204,7 @@ class Cluster:
 
     def addresses(self) -> list[str]:
         """Return the known broker addresses: first those in the metadata, then the seeds."""
-        named = [broker.address for broker in self._brokers.values()]
+        named = [broker.address for broker in self._brokers]
         return list(dict.fromkeys((*named, *self.options.seeds)))
 
     def forget(self, stream: str) -> None:
@@ -271,15 +271,13 @@ class Cluster:
         """Cache an answer; return it completed with the missing brokers that earlier answers had."""
         now = asyncio.get_running_loop().time()
         missing = metadata.missing_brokers()
-        earlier = [broker for name, broker in self._brokers.items() if name in missing]
+        earlier = [broker for broker in self._brokers if broker.id in missing]
         if wanted is None:
             self._streams.clear()
             self._forget_gone(now)
         for name in wanted or ():
             self._streams.pop(name, None)
-        self._brokers.update(metadata.brokers)
-        if len(self._brokers) > self.options.max_brokers:  # a server that names new brokers in every answer
-            self._brokers = dict(metadata.brokers)
+        self._brokers.update(metadata.brokers, missing, now)
         self._streams.update({name: (stream, now) for name, stream in metadata.streams.items()})
         for name in metadata.streams:
             note(self._seen, name, None, max(MOST_NAMES, 2 * len(self._streams)))
@@ -395,7 +393,8 @@ class Cluster:
         """
         found = await self.stream(stream, deadline, refresh=refresh)
         info = found.partitions.get(partition)
-        brokers = [self._brokers[name] for name in (info.isr if info else ()) if name in self._brokers]
+        replicas = [self._brokers.get(name) for name in (info.isr if info else ())]
+        brokers = [broker for broker in replicas if broker is not None]
         if not brokers:
             return await self.leader_address(stream, partition, deadline, refresh=refresh)
         reached = [broker for broker in brokers if not self.connections.is_avoided(broker.address)]
@@ -411,9 +410,10 @@ class Cluster:
         """
         if broker_id not in self._brokers:
             await self.fetch([], deadline=deadline)
-        if broker_id not in self._brokers:
+        broker = self._brokers.get(broker_id)
+        if broker is None:
             raise NotLeaderError(StatusCode.FAILED_PRECONDITION, f"no broker {broker_id!r} is known")
-        return self._brokers[broker_id].address
+        return broker.address
 
 
 def _telling(error: CallNotProcessedError, before: CallNotProcessedError | None) -> CallNotProcessedError:

@@ -12,6 +12,7 @@ import liftenvelope
 from liftenvelope._deadlines import Deadline
 from liftenvelope.client._brokers import cluster as cluster_module
 from liftenvelope.client._brokers import connections as connections_module
+from liftenvelope.client._brokers import known as known_module
 from liftenvelope.client._events import MetadataRefreshed
 from liftenvelope.client.client import Client
 from liftenvelope.client.metadata import BrokerInfo
@@ -524,6 +525,26 @@ class TestSelection:
                     await make_call(client, "DeleteStream")
         assert brokers[1].calls["DeleteStream"] == 5
         assert tried.count(brokers[0].address) == 1
+
+    async def test_brokers_that_metadata_leaves_out_are_selected_last_and_then_forgotten(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with scripted(3) as brokers, client_of(brokers) as client:
+            addresses = [broker.address for broker in brokers]
+            await client.fetch_metadata(streams=[])
+            for broker in brokers:
+                broker.lists = brokers[:1]
+            await client.fetch_metadata(streams=[])
+            for _ in range(20):
+                await make_call(client, "DeleteStream")
+            assert [broker.calls["DeleteStream"] for broker in brokers] == [20, 0, 0]
+            assert {broker.address for broker in client._context.cluster._brokers} == set(addresses)
+            brokers[0].next("DeleteStream", UNAVAILABLE)
+            await make_call(client, "DeleteStream")
+            assert brokers[1].calls["DeleteStream"] + brokers[2].calls["DeleteStream"] == 1
+            monkeypatch.setattr(known_module, "_FORGOTTEN_AFTER", 0.0)
+            await client.fetch_metadata(streams=[])
+            assert [broker.address for broker in client._context.cluster._brokers] == addresses[:1]
 
     @pytest.mark.parametrize("selection", ["latency", "workload"])
     async def test_replica_that_is_unreachable_is_read_last(self, selection: str) -> None:
