@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, ForwardRef, Self, get_args, get_origin
 
 from liftenvelope.client._portal import Portal
-from liftenvelope.errors import TransportError
+from liftenvelope.errors import LiftEnvelopeError, TransportError
 
 if TYPE_CHECKING:
     from liftenvelope.client._reading.message_reader import MessageReader
@@ -88,6 +88,11 @@ class Blocking:
         """Make the async object keep an item: the caller was interrupted before it got the item."""
         with contextlib.suppress(TransportError):  # the client was closed meanwhile
             self._portal.run(lambda: self._async._take_back(item))
+
+    def _drop(self) -> None:
+        """Close the async object, whose caller was interrupted when it was open and not used yet."""
+        with contextlib.suppress(LiftEnvelopeError):  # the interrupt says more
+            self._portal.end(self._async.close())
 
     def _wrapped(self, found: object) -> object:
         """Return what a method returns: the blocking object for an async one, or else the value itself."""
@@ -198,6 +203,8 @@ def _kind(name: str, method: Any) -> str:
         return "end"
     if name == "next":
         return "next"
+    if name in ("open", "__aenter__"):
+        return "open"
     if str(inspect.signature(method).return_annotation).startswith("asyncio.Future["):
         return "future"
     if inspect.isasyncgenfunction(method):
@@ -215,6 +222,8 @@ _RUN: Final[dict[str, Callable[[Any, Callable[[], Any]], Any]]] = {
     "async generator": lambda self, call: self._portal.iterate(call(), on_unused=self._take_back),
     # Waits for an item. If the caller is interrupted before it gets the item, a later read returns it.
     "next": lambda self, call: self._portal.call(call(), on_unused=self._take_back),
+    # Waits until the object is open. If the caller is interrupted then, nobody else would close the object.
+    "open": lambda self, call: self._wrapped(self._portal.call(call(), on_unused=lambda _: self._drop())),
     # Waits for the result.
     "coroutine": lambda self, call: self._wrapped(self._portal.call(call())),
     # Runs in the thread of the loop, like the code that shares its state.

@@ -259,6 +259,17 @@ class TestSubscribe:
                 assert next(subscription).offset == position
             assert [message.offset for message in subscription] == list(range(2, 5000))
 
+    def test_interrupt_when_a_reader_has_opened_closes_the_reader(
+        self, client: BlockingClient, stream: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        subscription, consumer = client.subscribe(stream), client.consumer(stream, stream)
+        with interrupted_at_the_end(monkeypatch), pytest.raises(KeyboardInterrupt):
+            subscription.open()
+        assert subscription.closed
+        with interrupted_at_the_end(monkeypatch), pytest.raises(KeyboardInterrupt), consumer:
+            pass
+        assert not client.fetch_metadata(streams=[], groups=[stream]).groups
+
     def test_interrupted_batch_of_a_group_is_not_committed(
         self, client: BlockingClient, stream: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
