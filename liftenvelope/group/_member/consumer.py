@@ -62,7 +62,8 @@ class GroupConsumer(GroupConsumerPartitions):
             messages of one partition. Default 500.
         prefetch_bytes: Bytes of all partitions to read ahead, in equal shares. However small its share is, a
             partition reads one or two messages ahead. Default 64 MiB.
-        timeout: Seconds for a call. Default 10.
+        timeout: Seconds for a call, and to wait for a deleted stream to be created again before the
+            iteration raises its error. Default 10.
         on_assigned: Called with newly assigned partitions, before they are read.
         on_revoked: Called with partitions that move away, before the last commit; for partitions already
             lost, after the fact. Must return within half of the session timeout.

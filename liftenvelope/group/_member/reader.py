@@ -13,8 +13,11 @@ from liftenvelope.errors import (
     FencedError,
     LiftEnvelopeError,
     NoCursorError,
+    NoSuchStreamError,
     OffsetOutOfRangeError,
     ResourcesExceededError,
+    StreamDeletedError,
+    StreamNotFoundError,
 )
 from liftenvelope.group._sources import (
     FeedReconnectedError,
@@ -36,6 +39,10 @@ _CERTAIN: Final[tuple[tuple[type[LiftEnvelopeError], float], ...]] = (
     (OffsetOutOfRangeError, 3.0),
     (ResourcesExceededError, 330.0),
 )
+#: Errors of a stream that does not exist. A deployment may delete a stream and create it again, so a stream
+#: that has existed may be missing for ``patience`` seconds. Otherwise the error would depend on when the
+#: reader looks: this one, or that of a stream that was created again.
+_MISSING: Final = (StreamNotFoundError, NoSuchStreamError, StreamDeletedError)
 #: Seconds after which a feed without messages counts as one that works: its partition is empty. A feed whose
 #: pulls are refused without an answer fails after two missed heartbeats, which take 30 to 31 s.
 _WORKS: Final = 35.0
@@ -108,7 +115,8 @@ class PartitionReader:
         created_ns: Creation time of the stream that the offset belongs to, in ns since 1970; 0 if not known.
         auto_offset: Start in that case: ``"earliest"``, ``"latest"``, ``"new"``, or ``"error"``.
         limit: Messages to read ahead.
-        patience: Seconds of failures, without a message, after which ``on_unreadable`` is called.
+        patience: Seconds of failures, without a message, after which ``on_unreadable`` is called. A deleted
+            stream may be missing for as long before its error is raised.
         on_ready: Called when a message can be taken.
         on_refused: Called with the error when JetStream first refuses a consumer for lack of resources. The
             reader retries.
@@ -164,6 +172,7 @@ class PartitionReader:
         #: Class and time of the first of the errors in a row that may go away by themselves. Any other error
         #: begins a new row: a partition that was opened meanwhile is read until one comes.
         self._failing: tuple[type[LiftEnvelopeError], float] | None = None
+        self._patience = patience
         self._outage = Outage(patience)
         #: The feed that is read, unless it has given messages that are not in the buffer yet.
         self._feed: PartitionFeed | None = None
@@ -346,14 +355,21 @@ class PartitionReader:
             if not isinstance(error, FeedReconnectedError) and self._outage.failed(now):
                 self._on_unreadable(self, error)
             return
-        certain = ((kind, seconds) for kind, seconds in _CERTAIN if isinstance(error, kind))
-        kind, seconds = next(certain, (type(error), 0.0))
+        kind, seconds = self._limit_of(error)
         if self._failing is None or self._failing[0] is not kind:
             self._failing = kind, now
             if kind is ResourcesExceededError:
                 self._on_refused(self, error)
         if now - self._failing[1] >= seconds:
             raise error
+
+    def _limit_of(self, error: LiftEnvelopeError) -> tuple[type[LiftEnvelopeError], float]:
+        """Return the kind of an error, and the seconds for which errors of this kind are retried."""
+        existed_at = self.created_ns or created_of(self._source, self.key.partition)
+        if existed_at and isinstance(error, _MISSING):
+            return StreamNotFoundError, self._patience
+        certain = ((kind, seconds) for kind, seconds in _CERTAIN if isinstance(error, kind))
+        return next(certain, (type(error), 0.0))
 
     async def _begin_for_good(self) -> int:
         offset = await self.begin()

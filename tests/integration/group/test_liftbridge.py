@@ -207,7 +207,7 @@ async def test_a_stream_that_is_paused_or_readonly_is_waited_for(world: World) -
 
 async def test_a_stream_that_is_deleted_ends_it(world: World) -> None:
     topic = await world.create(1, *[b"x"] * 4)
-    async with world.consumer(topic, auto_commit_interval=None) as consumer:
+    async with world.consumer(topic, auto_commit_interval=None, timeout=5.0) as consumer:
         await take(consumer, 4)
         await consumer.commit()
         await world.client.delete_stream(world.name)

@@ -11,7 +11,7 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope import bulk
-from liftenvelope.errors import NoCursorError, OffsetOutOfRangeError
+from liftenvelope.errors import NoCursorError, OffsetOutOfRangeError, StreamNotFoundError
 from liftenvelope.group import (
     GroupConsumer,
     GroupEvent,
@@ -151,9 +151,10 @@ async def test_seek_cures_the_sought_partition_alone(play: Play, behind: GroupCo
     await refused(behind)
 
 
-async def outgrown(play: Play) -> None:
+async def outgrown(play: Play, *, is_deleted: bool = False) -> None:
     """Create the stream again, with more messages than the group has read."""
-    await play.js.delete_stream(play.name)
+    if not is_deleted:
+        await play.js.delete_stream(play.name)
     await play.create()
     play.published.clear()
     await play.publish(16)
@@ -269,3 +270,46 @@ async def test_partition_is_opened_with_one_look_at_its_stream(nc: Client, play:
     await feed.close()
     await made.next_msg(60)
     assert asked.pending_msgs == 1
+
+
+async def deleted_while_it_is_read(play: Play, consumer: GroupConsumer) -> None:
+    """Return once all readers have found that the stream is gone."""
+    await eventually(lambda: len(consumer._readers) == play.partitions)
+    await take(consumer, 8)
+    await consumer.commit()
+    await play.js.delete_stream(play.name)
+    readers = list(consumer._readers.values())
+    await eventually(lambda: all(isinstance(one.last_error, StreamNotFoundError) for one in readers))
+
+
+async def test_member_waits_while_its_stream_is_deleted_and_created_again(play: Play) -> None:
+    """Its error is that of a stream that was created again, whether or not it looked in between."""
+    await play.publish(8)
+    async with play.consumer("a") as consumer:
+        await deleted_while_it_is_read(play, consumer)
+        await outgrown(play, is_deleted=True)
+        with pytest.raises(OffsetOutOfRangeError, match=r"earlier stream .* created again.* rewind"):
+            await take(consumer, 1)
+        await play.client.rewind(play.name, {(play.name, number): 0 for number in range(4)})
+        assert set(await take(consumer, 16)) == play.published
+
+
+async def test_member_that_starts_while_its_stream_is_missing_waits_for_it(play: Play) -> None:
+    await play.publish(8)
+    await read_all(play, 8)
+    await play.js.delete_stream(play.name)
+    async with play.consumer("b") as consumer:
+        await eventually(lambda: len(consumer._readers) == play.partitions)
+        readers = list(consumer._readers.values())
+        await eventually(lambda: all(isinstance(one.last_error, StreamNotFoundError) for one in readers))
+        await outgrown(play, is_deleted=True)
+        with pytest.raises(OffsetOutOfRangeError, match="earlier stream"):
+            await take(consumer, 1)
+
+
+async def test_member_raises_the_error_of_a_stream_that_stays_deleted(play: Play) -> None:
+    await play.publish(8)
+    async with play.consumer("a", timeout=3.0) as consumer:
+        await deleted_while_it_is_read(play, consumer)
+        with pytest.raises(StreamNotFoundError):
+            await take(consumer, 1)
