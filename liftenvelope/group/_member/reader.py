@@ -333,7 +333,7 @@ class PartitionReader:
                 feed = await open_within(self._source, self.key.partition, read_from, self.buffer)
                 self._outage.opened(asyncio.get_running_loop().time())
                 try:
-                    async for offset in self._fill(feed):
+                    async for offset in self._fill(feed, read_from):
                         read_from, self._failing = offset + 1, None
                         self._outage.ends()
                         backoff.reset()
@@ -377,21 +377,23 @@ class PartitionReader:
         self.start_offset, self._has_begun = None, True
         return offset
 
-    async def _check_stream(self) -> None:
-        """Check that messages come from the stream that the position belongs to.
+    async def _check_stream(self, offset: int) -> None:
+        """Check that messages from an offset on come from the stream that the offset belongs to.
+
+        At offset 0 nothing of an earlier stream was read, and nothing of this one is skipped.
 
         Raises:
             OffsetOutOfRangeError: The stream was deleted and created again, and reaches beyond the position.
         """
         topic, partition = self.key
-        if not continues(self._source, partition, self.created_ns):
+        if offset and not continues(self._source, partition, self.created_ns):
             _, end = await self._source.bounds(partition)
             raise replaced(topic, partition, self.position or 0, end - 1)
         # A broker that is behind may still tell the time of an earlier stream.
         self.created_ns = max(created_of(self._source, partition), self.created_ns)
 
-    async def _fill(self, feed: PartitionFeed) -> AsyncIterator[int]:
-        """Put messages into the buffer and yield the last offset of each list."""
+    async def _fill(self, feed: PartitionFeed, offset: int) -> AsyncIterator[int]:
+        """Put messages from an offset on into the buffer, and yield the last offset of each list."""
         next_many, buffer, is_known = lists_of(feed), self.buffer, False
         self._feed = feed
         while True:
@@ -402,7 +404,7 @@ class PartitionReader:
             offsets, messages = await next_many(buffer.room)
             if not is_known:
                 self._feed = None
-                await self._check_stream()
+                await self._check_stream(offset)
                 self._feed, is_known = feed, True
             buffer.extend(offsets, messages)
             self._tell()

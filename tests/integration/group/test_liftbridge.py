@@ -246,6 +246,16 @@ async def test_a_stream_that_was_created_again_and_has_outgrown_the_offset(world
         assert await take(consumer, 8) == messages
 
 
+async def test_member_of_an_empty_stream_reads_the_one_that_is_created_again(world: World) -> None:
+    topic = await world.create(1)
+    async with world.consumer(topic) as consumer:
+        waiting = asyncio.create_task(take(consumer, 2))
+        await world.until_committed(0)
+        await world.client.delete_stream(world.name)
+        await world.create(1, b"0", b"1")
+        assert await waiting == [b"0", b"1"]
+
+
 async def test_a_client_that_is_closed_ends_it(world: World) -> None:
     await world.create(1, b"0")
     addresses = world.client._context.options.addresses

@@ -313,3 +313,22 @@ async def test_member_raises_the_error_of_a_stream_that_stays_deleted(play: Play
         await deleted_while_it_is_read(play, consumer)
         with pytest.raises(StreamNotFoundError):
             await take(consumer, 1)
+
+
+async def test_group_that_read_nothing_of_an_empty_stream_reads_the_next_one(play: Play) -> None:
+    async with play.consumer("a", auto_offset="new"):
+        pass
+    assert set((await play.offsets()).values()) == {0}
+    await outgrown(play)
+    async with play.consumer("b", auto_offset="new") as consumer:
+        assert set(await take(consumer, 16)) == play.published
+        await consumer.commit()
+    await play.publish(4)
+    async with play.consumer("c") as consumer:
+        assert set(await take(consumer, 4)) == {b"%d" % number for number in range(16, 20)}
+
+
+async def test_member_of_an_empty_stream_reads_the_one_that_is_created_again(play: Play) -> None:
+    async with play.consumer("a", auto_offset="new") as consumer:
+        await outgrown(play)
+        assert set(await take(consumer, 16)) == play.published
