@@ -232,9 +232,12 @@ class LiftbridgeFeed:
         return self._subscription
 
     async def _check_same(self) -> None:
-        """Raise OffsetOutOfRangeError if the topic now has a newer stream than the one that was read."""
+        """Raise OffsetOutOfRangeError if the topic now has a newer stream than the one that was read.
+
+        At offset 0 nothing was read, so the feed may read the newer stream.
+        """
         created_ns = self._topic.created_ns(self._partition)
-        if 0 < self._created_ns < created_ns:
+        if self._offset and 0 < self._created_ns < created_ns:
             newest = await self._topic._newest(self._partition)
             raise replaced(self._topic.spec.name, self._partition, self._offset, newest)
         self._created_ns = max(created_ns, self._created_ns)

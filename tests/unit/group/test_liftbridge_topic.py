@@ -15,10 +15,11 @@ PAUSED = PartitionPausedError(9, "s: the partition is paused")
 
 
 class FakeClient:
-    """A client of one stream, whose subscription yields three messages and then fails."""
+    """A client of one stream, whose subscription fails at an offset."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, fails_at: int = 3) -> None:
         self.error = error
+        self.fails_at = fails_at
         self.created_ns: int | None = 100
         self.next_offset = 0
 
@@ -40,7 +41,7 @@ class FakeClient:
         """End the read."""
 
     async def __anext__(self) -> Any:
-        if self.next_offset == 3:
+        if self.next_offset == self.fails_at:
             raise self.error
         self.next_offset += 1
         return SimpleNamespace(offset=self.next_offset - 1, value=b"", key=b"", headers={})
@@ -68,3 +69,13 @@ async def test_feed_of_a_stream_that_goes_away(
     if isinstance(caught.value, OffsetOutOfRangeError):
         assert "at offset 3 of an earlier stream of s[0]" in str(caught.value)
         assert caught.value.newest == 7
+
+
+async def test_feed_that_has_read_nothing_does_not_ask_for_a_rewind() -> None:
+    """The stream is replaced after the feed was opened; its reader opens the new one after this error."""
+    fake: Any = FakeClient(DELETED, fails_at=0)
+    feed = await LiftbridgeTopic(fake, "s", 1).open(0, 0)
+    await feed._open()
+    fake.created_ns = 200
+    with pytest.raises(StreamDeletedError):
+        await feed.next()
