@@ -42,12 +42,53 @@ _LONGEST_NAME: Final = 240
 # Largest number of milliseconds that fits in the server's 64-bit nanoseconds.
 _LONGEST_MS: Final = (2**63 - 1) // 1_000_000
 _TIMES: Final = ("retentionMaxAge", "cleanerInterval", "segmentMaxAge", "autoPauseTime")
+#: A quoted value, which stays as it is; an argument with a value, such as ``on_bad='column'``, or without the
+#: value, such as ``columns=``; a name of several words, such as ``max_bytes``.
+_NAMED: Final = re.compile(
+    r"""(?<![\w=])(?P<quoted>'[^'\n]*'|"[^"\n]*")"""
+    r"""|(?<![\w.$-])(?P<argument>[a-z]+(?:_[a-z]+)*)=(?:'(?P<text>[^'\n]*)'|\.\.\.|(?P<plain>\w*))"""
+    r"""|(?<![\w.$/=-])(?P<name>[a-z]+(?:_[a-z]+)+)(?![\w=(/[]|\.\w)"""
+)
 
 
 def about(error: UsageError, *arguments: str) -> UsageError:
     """Return an error after noting which arguments its text names."""
     error.arguments = arguments
     return error
+
+
+def with_options(text: str, option_of: Callable[[str], str | None], *, between: str) -> str:
+    """Return the text of an error with options in place of the arguments that it names.
+
+    The first word of ``NAME must ...`` is an argument also if it is a single word.
+
+    Args:
+        text: Text of an error of a call.
+        option_of: Returns the option that sets an argument; None if there is none, and the name stays.
+        between: Text between an option and its value, such as a space.
+
+    Example:
+        >>> with_options("raise max_bytes, got 'max_bytes'", {"max_bytes": "--max-bytes"}.get, between=" ")
+        "raise --max-bytes, got 'max_bytes'"
+    """
+
+    def replaced(found: re.Match[str]) -> str:
+        name = found["argument"] or found["name"]
+        if name is None:
+            return found[0]
+        option = option_of(name)
+        if found["name"]:
+            return option or name
+        value = found["text"] or found["plain"]
+        if option is None:  # a setting of the server, without Python's word for it
+            return name if value == "True" else found[0]
+        return option if value in (None, "", "True") else f"{option}{between}{value}"
+
+    name, _, rest = text.partition(" ")
+    if rest.startswith("must ") and (first := option_of(name)) is not None:
+        rest = re.sub("^must be None ", "must be left out ", rest)
+        return f"{first} {_NAMED.sub(replaced, rest)}"
+    return _NAMED.sub(replaced, text)
 
 
 def shown(value: object) -> str:

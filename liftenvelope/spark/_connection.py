@@ -5,10 +5,10 @@ Values are plain so that they can be pickled to tasks; the TLS context is create
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope._checks import with_options
 from liftenvelope.bulk import Access
 from liftenvelope.bulk.access import ServerKind, find_target
 from liftenvelope.errors import UsageError
@@ -47,6 +47,8 @@ _NATS_NAMES: Final = {
     "api_prefix": "apiPrefix",
     "inbox_prefix": "inboxPrefix",
 }
+#: Options by the fields of Access that errors name.
+_OPTIONS: Final = {**_NATS_NAMES, "max_message_bytes": "maxMessageBytes"}
 #: Connection options of each format.
 CONNECTION_OPTIONS: Final = {
     "liftbridge": (*_SHARED, "maxMessageBytes"),
@@ -157,12 +159,4 @@ def _access(format_: str, words: Words) -> Access:
     try:
         return Access(**values)
     except UsageError as exc:
-        raise OptionError(_with_option_names(str(exc))) from exc
-
-
-def _with_option_names(text: str) -> str:
-    """Return an error text of Access with the names of the options; the value in it stays as it is."""
-    names, *rest = re.split("( must | exclude )", text, maxsplit=1)
-    for name, option in {**_NATS_NAMES, "max_message_bytes": "maxMessageBytes"}.items():
-        names = re.sub(rf"\b{name}\b", option, names)
-    return "".join([names, *rest])
+        raise OptionError(with_options(str(exc), _OPTIONS.get, between="=")) from exc

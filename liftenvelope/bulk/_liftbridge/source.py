@@ -305,8 +305,9 @@ class _LiftbridgeRead(RangeRead):
 
     def _broken(self, bad: bytes) -> LiftEnvelopeError:
         size = int.from_bytes(bad[1:5], "big")
-        if len(bad) == 5 and not bad[0] and size > self._source.access.max_message_bytes:
-            text = f"{self._name}: a message of {size} bytes came, max_message_bytes of the access is less"
+        limit = self._source.access.max_message_bytes
+        if len(bad) == 5 and not bad[0] and size > limit:
+            text = f"{self._name}: a message of {size} bytes; max_message_bytes is {limit}"
             return RpcError(StatusCode.RESOURCE_EXHAUSTED, text)
         return ServerProtocolError(
             f"{self._name}: the server sent what is no message of a valid offset: {bad[:40]!r}"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Final
 
 import click
+
+from liftenvelope._checks import with_options
 
 __all__ = ["with_option_names"]
 
@@ -32,47 +35,23 @@ _ADVICE: Final = {
     "a bulk.DeadLetter": "--dead-letter",
     "give a longer timeout in bulk.Access if its disk is slow": "its disk may be slow",
     "restore a backup by restore_backup": "give the folder of a backup",
+    "give the format a prefix='...'": "give --payload a prefix, such as "
+    """'{"format": "json", "prefix": "p_"}'""",
     "the argument stream": "STREAM",
+    ": raise max_listed of JetStream if there are so many": ", the most that the command lists",
+    ": raise max_message_bytes (in Spark, maxMessageBytes)": ", the most that the command reads",
+    "; max_message_bytes is": "; the most that the command reads is",
 }
-#: A quoted value, which stays as it is; an argument with a value, such as ``on_bad='column'``, or without the
-#: value, such as ``columns=``; a name of several words, such as ``max_bytes``.
-_WORDS: Final = re.compile(
-    r"""(?<![\w=])(?P<quoted>'[^'\n]*'|"[^"\n]*")"""
-    r"""|(?<![\w.$-])(?P<argument>[a-z]+(?:_[a-z]+)*)=(?:'(?P<text>[^'\n]*)'|\.\.\.|(?P<plain>\w*))"""
-    r"""|(?<![\w.$/=-])(?P<name>[a-z]+(?:_[a-z]+)+)(?![\w=(/[]|\.\w)"""
-)
 
 
 def with_option_names(text: str) -> str:
-    """Return the text of an error with options in place of the arguments that it names.
-
-    The first word of ``NAME must ...`` is an argument also if it is a single word.
-    """
+    """Return the text of an error with options of the command in place of the arguments that it names."""
     context = click.get_current_context(silent=True)
     if context is None:
         return text
-    command = context.command
     for advice, own in _ADVICE.items():
         text = text.replace(advice, own)
-    name, space, rest = text.partition(" ")
-    first = _option(command, name) if rest.startswith("must ") else None
-    if first is not None:
-        rest = re.sub("^must be None ", "must be left out ", rest)
-        return f"{first}{space}{_WORDS.sub(lambda found: _replaced(command, found), rest)}"
-    return _WORDS.sub(lambda found: _replaced(command, found), text)
-
-
-def _replaced(command: click.Command, found: re.Match[str]) -> str:
-    name = found["argument"] or found["name"]
-    if name is None:
-        return found[0]
-    option = _option(command, name)
-    if found["name"]:
-        return option or name
-    value = found["text"] or found["plain"]
-    if option is None:  # a setting of the server, without Python's word for it
-        return name if value == "True" else found[0]
-    return option if value in (None, "", "True") else f"{option} {value}"
+    return with_options(text, partial(_option, context.command), between=" ")
 
 
 def _option(command: click.Command, name: str) -> str | None:

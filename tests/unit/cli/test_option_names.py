@@ -39,12 +39,18 @@ def shown(words: str, text: str) -> str:
         ("write", "pass envelope=True, or drop it", "pass --envelope, or drop it"),
         ("write", "with message_id=... rows could", "with --message-id rows could"),
         ("write", "ORDERS has no_ack=True: nobody", "ORDERS has no_ack: nobody"),
+        ("write", "got 9: raise pack_bytes", "got 9: raise --pack-bytes"),
+        ("read", ": give the format a prefix='...', or", ": give --payload a prefix, such as {0}, or"),
+        ("stream ls", "9: raise max_listed of JetStream if there are so many", "9, {1} lists"),
+        ("tail", "is 9: raise max_message_bytes (in Spark, maxMessageBytes)", "is 9, {1} reads"),
+        ("read", "of 9 bytes; max_message_bytes is 8", "of 9 bytes; {1} reads is 8"),
         ("backup", "give a larger max_bytes.", "give a larger --max-bytes."),
         ("tail", "subscribe with resume=True, or wake it", "subscribe with --resume, or wake it"),
     ],
 )  # fmt: skip
 def test_arguments_become_options(words: str, text: str, expected: str) -> None:
-    assert shown(words, text) == expected
+    example = """'{"format": "json", "prefix": "p_"}'"""
+    assert shown(words, text) == expected.replace("{0}", example).replace("{1}", "the most that the command")
 
 
 @pytest.mark.parametrize(
