@@ -14,6 +14,7 @@ from liftenvelope.cli._connecting.termination import run_until_terminated
 from liftenvelope.cli._options.payload import payload_of, with_payload
 from liftenvelope.cli._options.places import (
     NumberType,
+    SizeType,
     check_file,
     check_lines,
     check_open,
@@ -50,6 +51,16 @@ from liftenvelope.cli._output.terminal import counted, echo_json
 @with_payload(
     "Format of the values, encoded from the columns of a .parquet file that a stream does not have."
 )
+@click.option(
+    "--pack-rows",
+    type=NumberType(min=1),
+    help="With --payload arrow: most rows of a message.  [default: 10,000]",
+)
+@click.option(
+    "--pack-bytes",
+    type=SizeType(),
+    help="With --payload arrow: most bytes of a message, such as 512K.  [default: 1,000,000]",
+)
 @click.option("--partition", type=NumberType(min=0), help="Liftbridge: partition of all rows.")
 @click.option(
     "--create",
@@ -67,9 +78,13 @@ def write(
     origin: str,
     create: bool,
     as_json: bool,
+    pack_rows: int | None,
+    pack_bytes: int | None,
     **how: Any,
 ) -> None:
     """Publish rows to STREAM in order and wait for all acks."""
+    packing = {"pack_rows": pack_rows, "pack_bytes": pack_bytes}
+    how |= {name: value for name, value in packing.items() if value is not None}
     how["payload"] = payload_of(how["payload"], how.pop("schema"), how.pop("message"))
     if create:
         servers = named_servers(context.params["url"], context.params["context"])

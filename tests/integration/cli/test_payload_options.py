@@ -229,6 +229,17 @@ def test_read_goes_on_inside_a_message(url: str, name: str, tmp_path: Path) -> N
     assert pq.read_table(tmp_path / "rest.parquet")["id"].to_pylist() == [5, 6]
 
 
+def test_messages_of_many_rows_have_limits(url: str, name: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": range(7), "note": ["n" * 2_000] * 7}), path := tmp_path / "rows.parquet")
+    words = ("write", name, "--url", url, "--from", str(path), "--subject", f"{name}.x", "--payload", "arrow")
+    assert "3 rows stored" in run(*words, "--pack-rows", "3").stderr
+    assert "7 rows stored" in run(*words, "--pack-bytes", "4K").stderr
+    refused = run(*words, "--pack-bytes", "2K")
+    assert refused.exit_code == 2, refused.output
+    assert "data: row 0 must have at most 2048 bytes as a message" in refused.stderr
+    assert refused.stderr.rstrip().endswith(": raise --pack-bytes")
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
