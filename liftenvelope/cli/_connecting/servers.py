@@ -54,6 +54,8 @@ _ATTEMPTS: Final = 120
 _FIRST_ATTEMPTS: Final = 3
 #: Errors of attempts to remember.
 _NOTED: Final = 20
+#: Longest message of Liftbridge to read, in bytes: as ``liftenvelope read`` takes them.
+_LONGEST_MESSAGE: Final = 64 * 1024 * 1024
 
 _NO_LINES: Final = logging.NullHandler()
 
@@ -165,6 +167,7 @@ class CommandServers:
             timeout=self.timeout,
             ack_wait=self.timeout,
             connect_timeout=self.timeout,
+            max_message_bytes=_LONGEST_MESSAGE,
             on_event=_report,
         )
         try:

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from liftenvelope.envelope import new_message
-from liftenvelope.testing import GatewayCluster, LiftbridgeCluster, run_liftbridge, run_nats_server
+from liftenvelope.testing import (
+    GatewayCluster,
+    LiftbridgeCluster,
+    run_gateway,
+    run_liftbridge,
+    run_nats_server,
+)
 from tests.integration.cli.commands import error_of, json_of, lines_of, run, started, text_of
 
 HOSTILE = "\x1b]0;owned\x07 \u202eabc \x9b31m"
@@ -51,6 +57,21 @@ def test_publish_to_liftbridge_shows_the_ack(at: tuple[str, str], name: str) -> 
     assert "expected offset" in wrong
     assert "no partition 7" in error_of(*send, "e", "--partition", "7", *at)
     assert "there is no stream" in error_of("publish", f"{name}-missing", "x", *at)
+
+
+def test_tail_of_a_gateway_shows_messages_of_megabytes(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "value"
+    path.write_bytes(b"v" * 6_000_000)
+    limits = {"limits": {"max_message_bytes": 7_000_000}}
+    with (
+        run_nats_server(jetstream=True, max_payload=8_000_000) as nats,
+        run_gateway(nats_server=nats, config=limits) as server,
+    ):
+        at = ("--url", f"liftbridge://{server.addresses[0]}")
+        text_of("stream", "create", name, *at)
+        text_of("publish", name, "--file", str(path), "--url", nats.url)
+        (shown,) = lines_of("tail", name, "--no-follow", "--start", "earliest", *at)
+    assert shown["value"] == "v" * 6_000_000
 
 
 def test_envelope_on_nats_gets_an_ack(cluster: LiftbridgeCluster | GatewayCluster, name: str) -> None:
