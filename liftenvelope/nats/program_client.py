@@ -58,10 +58,14 @@ class _ProgramClient(Client):
                 transport._io_writer.transport.abort()
                 self._transport = None
             raise
+
+    def _connect_command(self) -> bytes:
+        # After the handshake, and before the login: a server that refuses it ends the connection.
         transport = self._transport
         if is_encrypted(self) and isinstance(transport, TcpTransport) and transport._io_writer is not None:
             streams: Any = transport._io_writer.transport.get_protocol()
             streams._over_ssl = True
+        return super()._connect_command()
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         limit: object = info.get("max_payload")

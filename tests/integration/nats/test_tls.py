@@ -82,3 +82,21 @@ async def test_end_of_a_connection_is_no_warning_of_asyncio(
         async with asyncio.timeout(60):
             await closed.wait()
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
+async def test_refused_login_is_no_warning_of_asyncio(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def quiet(_: Exception) -> None: ...
+
+    Certificates(tmp_path)
+    tls = {"cert_file": str(tmp_path / "cert.pem"), "key_file": str(tmp_path / "key.pem")}
+    users = {"users": [{"user": "ann", "password": "secret"}]}
+    with run_nats_server(config={"tls": tls, "authorization": users}) as server:
+        trusting = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+        nc = new_client([server.url], tls=True)
+        with pytest.raises(nats.errors.Error):
+            await nc.connect(server.url, tls=trusting, allow_reconnect=False, error_cb=quiet)
+        await close_connection(nc)
+        await asyncio.to_thread(server.stop)
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
