@@ -20,7 +20,8 @@ from enum import Enum
 from typing import Any, Final
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -218,7 +219,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 def print_facts(title: str, facts: Mapping[str, object]) -> None:
     """Print a title, and a line for each name and value. Values of None are left out."""
     click.echo(shown(title))
-    _print(_pairs((f"  {name}", value) for name, value in facts.items() if value is not None))
+    known = _pairs((name, value) for name, value in facts.items() if value is not None)
+    _print(Padding(known, (0, 0, 0, 2)))  # also indents a name that is folded
 
 
 def _pairs(pairs: Iterable[tuple[str, object]]) -> Table:
@@ -230,10 +232,10 @@ def _pairs(pairs: Iterable[tuple[str, object]]) -> Table:
     return table
 
 
-def _print(table: Table) -> None:
+def _print(output: RenderableType) -> None:
     console = rich_console()
     with console.capture() as captured:
-        console.print(table)
+        console.print(output)
     lines = captured.get().splitlines()
     # Without the blanks that fill the last column.
     click.echo("\n".join(line.rstrip() for line in lines))

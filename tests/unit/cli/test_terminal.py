@@ -172,5 +172,13 @@ def test_facts_leave_out_what_is_not_known(monkeypatch: pytest.MonkeyPatch) -> N
     assert text.splitlines() == ["Stream \\x07", "  messages    12,000", "  is\\x1bopen  yes"]
 
 
+def test_folded_name_of_a_fact_keeps_its_indent(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"distinct subjects": 1, "created": "2026-11-28 09:14:49.570"}
+    text = printed(monkeypatch, "30", lambda: print_facts("Stream S", facts))
+    title, *lines = text.splitlines()
+    assert title == "Stream S"
+    assert [line[:3] for line in lines if line.lstrip().startswith("subjects")] == ["  s"]
+
+
 def test_json_is_utf_8_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert printed(monkeypatch, None, lambda: echo_json({"a": "ä\n"})) == '{"a": "ä\\n"}\n'
