@@ -9,7 +9,7 @@ import click
 
 from liftenvelope.cli._connecting.servers import CommandServers, json_option, on_servers
 from liftenvelope.cli._options.lists import input_option
-from liftenvelope.cli._options.places import NumberType, SizeType
+from liftenvelope.cli._options.places import DurationType, NumberType, SizeType
 from liftenvelope.cli._output.terminal import counted, echo_json, shown
 from liftenvelope.cli._publishing.line_publishing import LineOptions, publish_lines
 from liftenvelope.cli._publishing.lines import open_bytes
@@ -75,7 +75,11 @@ _IN_FLIGHT: Final = 1_000
     type=NumberType(min=0),
     help="JetStream: last sequence that the stream must have.",
 )
-@click.option("--ttl", metavar="SECONDS", help="JetStream: seconds until the message is deleted, or never.")
+@click.option(
+    "--ttl",
+    type=DurationType("never"),
+    help="JetStream: time until the message is deleted, from 1s on, or never.",
+)
 @json_option
 @on_servers
 async def publish(

@@ -58,17 +58,27 @@ class NumberType(click.IntRange):
 
 
 class DurationType(_ParamType):
-    """A duration such as ``30s``, ``15m``, ``1h`` or ``7d``, as seconds. A plain number is in seconds."""
+    """A duration such as ``30s``, ``15m``, ``1h`` or ``7d``, as seconds. A plain number is in seconds.
+
+    Args:
+        word: A word that stands for itself, such as ``never``.
+    """
 
     name = "duration"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the seconds."""
+    def __init__(self, word: str | None = None) -> None:
+        self._word = word
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the seconds, or the word."""
+        if value == self._word:
+            return value
         if not isinstance(value, str):
             return float(value)
         found = _DURATION.fullmatch(value if not value or value[-1].isalpha() else f"{value}s")
         if found is None:
-            self.fail(f"must be a duration such as 30s, 15m, 1h or 7d, got {value!r}", param, ctx)
+            word = f", or {self._word}" if self._word else ""
+            self.fail(f"must be a duration such as 30s, 15m, 1h or 7d{word}, got {value!r}", param, ctx)
         return float(found[1]) * _SECONDS[found[2]]
 
 

@@ -27,7 +27,7 @@ class Outgoing:
     expected_offset: int | None
     message_id: str | None
     expected_sequence: int | None
-    ttl: str | None
+    ttl: float | str | None
     envelope: bool
 
     def refuse(self, reason: str, *names: str) -> None:
@@ -89,18 +89,9 @@ class Outgoing:
         given: dict[str, Any] = {
             "message_id": self.message_id,
             "expected_last_sequence": self.expected_sequence,
-            "ttl": _ttl(self.ttl),
+            "ttl": self.ttl,
         }
         return {"headers": headers, **{name: value for name, value in given.items() if value is not None}}
-
-
-def _ttl(text: str | None) -> float | str | None:
-    if text is None or text == "never":
-        return text
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"--ttl must be a number of seconds or never, got {text!r}") from None
 
 
 def facts_of(ack: Ack | PubAck) -> dict[str, Any]:

@@ -35,6 +35,15 @@ def test_publish_to_jetstream_shows_the_ack(nats_url: str, stream: str) -> None:
     assert "no stream records the subject" in error_of("publish", "nobody.a", "x", "--url", nats_url)
 
 
+@pytest.mark.parametrize(
+    ("ttl", "sent"), [("15m", "900000000000ns"), ("2", "2000000000ns"), ("never", "never")]
+)
+def test_time_to_live_is_a_duration(nats_url: str, name: str, ttl: str, sent: str) -> None:
+    text_of("stream", "create", name, "--allow-msg-ttl", "--url", nats_url)
+    text_of("publish", name, "x", "--ttl", ttl, "--url", nats_url)
+    assert json_of("stream", "get", name, "1", "--url", nats_url)["headers"] == {"Nats-TTL": sent}
+
+
 def test_dash_is_standard_input(nats_url: str, stream: str) -> None:
     text_of("publish", f"{stream}.a", "-", "--url", nats_url, given="typed")
     [typed] = lines_of("subscribe", stream, "--start", "1", "--limit", "1", "--url", nats_url)

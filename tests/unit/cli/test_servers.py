@@ -241,7 +241,10 @@ def test_contexts_are_completed_in_the_shell(save: Save) -> None:
         ("publish x y --key z --url nats://a", "--key must be left out for JetStream"),
         ("publish x y --message-id z --url liftbridge://a", "--message-id must be left out for Liftbridge"),
         ("publish x y --message-id z --count 2 --url nats://a", "--count must be 1 with --message-id"),
-        ("publish x y --ttl soon --url nats://a", "--ttl must be a number of seconds or never"),
+        (
+            "publish x y --ttl soon --url nats://a",
+            "must be a duration such as 30s, 15m, 1h or 7d, or never, got 'soon'",
+        ),
         ("publish x y --envelope --url liftbridge://a", "--envelope needs JetStream|--envelope needs"),
         (
             "publish x y --envelope --partition 1 --url nats://a",
