@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import random
 import re
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -111,10 +113,31 @@ def _explained(error: LiftEnvelopeError, places: Mapping[str, str]) -> str:
 @contextmanager
 def _folder(given: str | None) -> Iterator[str]:
     if given is not None:
-        yield given
+        with _locked(Path(given)):
+            yield given
         return
     with tempfile.TemporaryDirectory(prefix="liftenvelope-dev-") as folder:
         yield folder
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Make a folder, and keep others out of it: two servers in one folder would destroy its data.
+
+    The lock is that of ``liftenvelope serve --data-dir``.
+    """
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = stack.enter_context((folder / "lock").open("a"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = f"--data-dir must be a folder that no other server uses, got {shown(str(folder))}"
+            raise click.ClickException(f"{text}: stop the other one, or choose another folder") from None
+        except OSError as exc:
+            text = f"--data-dir must be a folder that can be written to, got {shown(str(folder))}"
+            raise click.UsageError(f"{text}: {exc.strerror}") from exc
+        yield
 
 
 async def _run(nats_port: int, listen: str, http: str, rate: float, folder: str, as_json: bool) -> None:

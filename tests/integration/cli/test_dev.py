@@ -48,7 +48,25 @@ def test_dev_publishes_reads_and_shows_its_traffic(tmp_path: Path) -> None:
         with urllib.request.urlopen(facts["monitor"], timeout=PATIENCE) as page:
             assert b"<html" in page.read()
         assert "Traceback" not in stop(process)
-    assert list(tmp_path.iterdir())  # the streams are kept
+    assert (tmp_path / "jetstream").is_dir()  # the streams are kept
+
+
+def test_dev_leaves_the_folder_of_another_one_alone(tmp_path: Path) -> None:
+    with started("dev", *FREE, "--rate", "0", "--data-dir", str(tmp_path)) as process:
+        facts_of(process)
+        line = error_of("dev", *FREE, "--data-dir", str(tmp_path))
+        assert line.startswith(
+            f"Error: --data-dir must be a folder that no other server uses, got {tmp_path}"
+        )
+        stop(process)
+
+
+def test_dev_names_the_option_of_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    line = error_of("dev", *FREE, "--data-dir", str(tmp_path / "file"), code=2)
+    assert line == (
+        f"Error: --data-dir must be a folder that can be written to, got {tmp_path}/file: File exists"
+    )
 
 
 def test_dev_stops_at_sigterm_and_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
