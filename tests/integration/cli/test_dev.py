@@ -54,10 +54,13 @@ def test_dev_publishes_reads_and_shows_its_traffic(tmp_path: Path) -> None:
 def test_dev_leaves_the_folder_of_another_one_alone(tmp_path: Path) -> None:
     with started("dev", *FREE, "--rate", "0", "--data-dir", str(tmp_path)) as process:
         facts_of(process)
-        line = error_of("dev", *FREE, "--data-dir", str(tmp_path))
-        assert line.startswith(
-            f"Error: --data-dir must be a folder that no other server uses, got {tmp_path}"
-        )
+        with started("dev", *FREE, "--rate", "0", "--data-dir", str(tmp_path)) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b""
+            _, complaints = other.communicate(timeout=PATIENCE)
+        text = f"Error: --data-dir must be a folder that no other server uses, got {tmp_path}: stop the other"
+        assert complaints.decode().startswith(text)
+        assert other.returncode == 1
         stop(process)
 
 
