@@ -629,12 +629,10 @@ cdef class NatsWalker:
     cdef bytes body
     cdef int64_t body_filled
     cdef uint8_t first_of_crlf
-    cdef readonly list errors
 
     def __init__(self, int64_t max_message):
         self.max_message = max_message
         self.opened = {}
-        self.errors = []
         self.clear()
 
     cdef void clear(self):
@@ -696,7 +694,6 @@ cdef class NatsWalker:
         """Take messages, then leave bytes, up to the next message to take or the end of the input."""
         cdef list taken = []
         cdef Py_ssize_t at, left
-        self.errors = []
         self.put_back()
         try:
             self.fill(taken)
@@ -732,8 +729,6 @@ cdef class NatsWalker:
                     if is_misread(&head, p + body, end - body):
                         at = body
                         break
-                elif p[at] == 45 and not self.passing_all:  # the text between the apostrophes of -ERR '...'
-                    self.errors.append((p + at)[6:body - at - 3])
                 at = self.passed(body)
                 continue
             if left[0] < at:

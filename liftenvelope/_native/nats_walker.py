@@ -30,8 +30,6 @@ __all__ = ["NatsWalker"]
 MSG_LINE: Final = re.compile(rb"MSG +([^\s]+) +(\d{1,18}) +(?:([^\s]+) +)?()(\d{1,18})")
 HMSG_LINE: Final = re.compile(rb"HMSG +([^\s]+) +(\d{1,18}) +(?:([^\s]+) +)?(\d{1,18}) +(\d{1,18})")
 OTHER_LINE: Final = re.compile(rb"PING|PONG|\+OK|-ERR '.+'|INFO [^\r]+")
-_ERROR: Final = b"-ERR '"
-_ERROR_END: Final = b"'\r\n"
 # A longer line counts as malformed.
 _LONGEST_LINE: Final = 65_536
 _CRLF: Final = 2
@@ -86,16 +84,11 @@ class NatsWalker:
     Args:
         max_message: Largest message to take, headers included, in bytes. From the first larger one on,
             everything is left.
-
-    Attributes:
-        errors: Texts of the ``-ERR`` lines that the last :meth:`walk` has left, without their apostrophes.
-            They came after the messages that it took.
     """
 
-    __slots__ = ("_buffer", "_max_message", "_opened", "_pass_all", "_passing", "errors")
+    __slots__ = ("_buffer", "_max_message", "_opened", "_pass_all", "_passing")
 
     def __init__(self, max_message: int) -> None:
-        self.errors: list[bytes] = []
         self._max_message = max_message
         self._opened: dict[int, _Opening] = {}
         self._buffer = bytearray()
@@ -161,16 +154,12 @@ class NatsWalker:
             behind the line of a message that nats-py would misread if it had the message with its line.
         """
         taken: dict[int, tuple[int, list[Any]]] = {}
-        self.errors = []
         start, at = 0, self._passed(0)
         while at < len(self._buffer):
             head, body = self._read_line(at)
             if head is None:
                 if body == at:  # the line is incomplete
                     break
-                line = bytes(self._buffer[at:body])
-                if line.startswith(_ERROR) and not self._pass_all:
-                    self.errors.append(line[len(_ERROR) : -len(_ERROR_END)])
                 at = self._passed(body)
             elif (opening := self._opened.get(head.sid)) is None or opening.leaves(head):
                 self._passing = head.size + _CRLF

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 import nats.errors
@@ -29,6 +29,7 @@ from liftenvelope.jetstream.publish_frames import (
 from liftenvelope.nats.expiry import ExpiryTimer
 from liftenvelope.nats.link import Link, last_error_of, max_payload_of
 from liftenvelope.nats.receiving import DirectSubscription, deliver_directly, read_directly
+from liftenvelope.nats.reports import read_refusals
 from liftenvelope.nats.subjects import CommandHeads
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class Publishing:
         self._watcher: asyncio.Task[None] | None = None
         self._timer = ExpiryTimer(api.nc, self._table.next_expiry, self._expire)
         self._refusals = RefusalTimer(self._table, self._fail)
+        self._stop_refusals: Callable[[], None] = lambda: None  # before the first publish
         self._waiting = False
         #: Futures of the messages that wait for a retry, by the task that retries.
         self._retries: dict[asyncio.Task[None], PublishFuture] = {}
@@ -156,8 +158,7 @@ class Publishing:
                 was stored.
             JetStreamError: The server refused for another reason; nothing was stored.
             NoJetStreamError: No stream records the subject, or JetStream is not enabled; nothing was stored.
-            PermissionDeniedError: The user may not publish on the subject; nothing was stored. Only on an
-                accelerated connection; on others, no ack arrives.
+            PermissionDeniedError: The user may not publish on the subject; nothing was stored.
             AckTimeoutError: No ack arrived. Unless ``sent`` is false, the message may be stored.
             TransportError: The connection is closed, or was closed before the ack arrived; ``sent`` is true
                 in the latter case.
@@ -307,9 +308,8 @@ class Publishing:
             await self._link.unsubscribe(subscription)
             raise
         deliver_directly(subscription, self._on_ack)
-        self._subscription = read_directly(
-            self._nc, subscription, self._on_acks, on_refused=self._refusals.note
-        )
+        self._subscription = read_directly(self._nc, subscription, self._on_acks)
+        self._stop_refusals = read_refusals(self._nc, self._refusals.note)
         self._watcher = self._link.when_ended(subscription, self._on_ended)
         if self._link.buffers_directly:
             self._quick = self._quick_sender()
@@ -445,6 +445,7 @@ class Publishing:
     def _end(self, reason: str) -> None:
         self._ended, self._quick = reason, None
         self._timer.stop()
+        self._stop_refusals()
         self._refusals.stop()
         for future, _ in self._table.expire_all():
             what = f"{reason} before an ack came for the message on {future.subject!r}: {_UNKNOWN}"

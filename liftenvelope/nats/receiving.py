@@ -14,8 +14,7 @@ expected:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import nats.errors
@@ -24,7 +23,6 @@ from nats.protocol import parser as nats_parser
 
 from liftenvelope._native import frames
 from liftenvelope.nats._reader_tap import ReaderTap, reader_of
-from liftenvelope.nats._refused import OnRefused, refused_subjects
 from liftenvelope.nats.headers import header_block
 from liftenvelope.nats.link import Link
 
@@ -63,7 +61,6 @@ class DirectSubscription:
         handler: Function that receives lists of messages.
         payloads: Pass only the payloads to the handler.
         delivery: Class and acks of the messages to create; None for tuples.
-        on_refused: Called with the subjects of refused publishes; None if nobody asks.
     """
 
     subscription: Subscription
@@ -74,13 +71,11 @@ class DirectSubscription:
         handler: Callable[[list[Any]], None],
         payloads: bool,
         delivery: Delivery | None = None,
-        on_refused: OnRefused | None = None,
     ) -> None:
         self._nc: Any = nc
         self.handler = handler
         self.payloads = payloads
         self.delivery = delivery
-        self.on_refused = on_refused
 
     async def unsubscribe(self) -> None:
         """End the subscription, unless it has already ended. No message is handled after the call."""
@@ -112,7 +107,6 @@ async def subscribe_direct(
     handler: Callable[[list[Any]], None],
     *,
     payloads: bool = False,
-    on_refused: OnRefused | None = None,
 ) -> DirectSubscription:
     """Subscribe with a plain function, which is called with messages as soon as they are read.
 
@@ -129,12 +123,11 @@ async def subscribe_direct(
             (``bytes``, empty if there is none), headers (``bytes``, the block as sent, None if there is none)
             and payload. nats-py parses headers into a dict. If the connection is not accelerated, the block
             is rebuilt from that dict: see :func:`header_block`.
-        on_refused: As for :func:`read_directly`.
 
     Raises:
         TransportError: The connection is closed or draining.
     """
-    direct = DirectSubscription(nc, handler, payloads, on_refused=on_refused)
+    direct = DirectSubscription(nc, handler, payloads)
     callback = direct.on_payload if payloads else direct.on_message
     direct.subscription = await Link(nc).subscribe(subject, callback)
     return _read_directly(nc, direct)
@@ -147,7 +140,6 @@ def read_directly(
     *,
     payloads: bool = False,
     delivery: Delivery | None = None,
-    on_refused: OnRefused | None = None,
 ) -> DirectSubscription:
     """Read an existing subscription directly while the connection is accelerated.
 
@@ -160,10 +152,8 @@ def read_directly(
         payloads: As for :func:`subscribe_direct`.
         delivery: Class and acks of the messages to create instead of tuples. nats-py then delivers the
             statuses, in order between the messages.
-        on_refused: Called with the publishes of this connection that the server has refused, after the
-            messages that it had sent before. Only while the connection is accelerated. Default: none.
     """
-    direct = DirectSubscription(nc, handler, payloads, delivery, on_refused)
+    direct = DirectSubscription(nc, handler, payloads, delivery)
     direct.subscription = subscription
     return _read_directly(nc, direct)
 
@@ -280,8 +270,6 @@ class DirectParser:
         self._direct: dict[int, DirectSubscription] = {}
         # Subscriptions to be taken over, and True once the state of nats-py's parser was taken over.
         self._waiting: list[DirectSubscription] = []
-        # Subscriptions that ask for refused publishes, by id.
-        self._asking: dict[int, DirectSubscription] = {}
         self._aligned = False
         self._parsing = 0
         self._left = False
@@ -318,13 +306,10 @@ class DirectParser:
     def adopt(self, direct: DirectSubscription) -> None:
         """Extract a subscription's messages as soon as nats-py has delivered those in its queue."""
         self._waiting.append(direct)
-        if direct.on_refused is not None:
-            self._asking[direct.subscription._id] = direct
 
     def dismiss(self, direct: DirectSubscription) -> None:
         """Return a subscription's messages to nats-py."""
         sid = direct.subscription._id
-        self._asking.pop(sid, None)
         if direct in self._waiting:
             self._waiting.remove(direct)
         if self._direct.pop(sid, None) is not None:
@@ -366,7 +351,6 @@ class DirectParser:
                 for sid, size, messages in taken:
                     if (error := self._deliver(sid, size, messages)) is not None:
                         await self.nc._error_cb(error)
-                self._tell_refused()
                 if left:
                     await self._parser.parse(left)
                     self._check_held()
@@ -394,21 +378,12 @@ class DirectParser:
             for sid, size, messages in taken:
                 if (error := self._deliver(sid, size, messages)) is not None:
                     self._report(error)
-            self._tell_refused()
             if self._left:  # a handler called leave()
                 return left + self._walker.walk()[1]
             self._handed = len(left)
             return left
         finally:
             self._parsing -= 1
-
-    def _tell_refused(self) -> None:
-        """Tell the subscriptions that ask about publishes that the server has refused."""
-        if self._asking and self._walker.errors:
-            refused = refused_subjects(self._walker.errors)
-            for direct in list(self._asking.values()) if refused else ():
-                assert direct.on_refused is not None
-                direct.on_refused(refused)
 
     def _report(self, error: Exception) -> None:
         task = asyncio.get_running_loop().create_task(self.nc._error_cb(error))
@@ -477,23 +452,3 @@ class DirectParser:
         except Exception as exc:  # noqa: BLE001 - to error_cb
             return exc
         return None
-
-
-@contextmanager
-def reading_reports(nc: Any, read: Callable[[str], None]) -> Iterator[None]:
-    """Pass each report of the server, such as a refusal, to a function too. nats-py keeps the last one."""
-    process: Any = getattr(nc, "_process_err", None)
-    own = vars(nc).get("_process_err")  # the application's
-
-    async def read_and_process(text: str) -> None:
-        read("nats: " + text.strip("'"))
-        await process(text)
-
-    nc._process_err = read_and_process  # nats-py's parser calls it by this name
-    try:
-        yield
-    finally:
-        if own is None:
-            del nc._process_err
-        else:
-            nc._process_err = own

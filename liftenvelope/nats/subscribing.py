@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from liftenvelope.errors import PermissionDeniedError
 from liftenvelope.nats.link import Link
-from liftenvelope.nats.receiving import reading_reports
+from liftenvelope.nats.reports import read_reports
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -57,5 +57,8 @@ async def subscribing_on(nc: Client, subject: str) -> AsyncIterator[Subscribing]
     """Make a subscription, wait for a barrier and check in this block; others of the connection wait."""
     async with _locks.setdefault(nc, asyncio.Lock()):
         subscribing = Subscribing(nc, subject)
-        with reading_reports(nc, subscribing.read):
+        stop = read_reports(nc, subscribing.read)
+        try:
             yield subscribing
+        finally:
+            stop()

@@ -118,24 +118,6 @@ def test_line_that_nats_py_would_misread_is_left_without_its_message(
 
 
 @TWINS
-@pytest.mark.parametrize("size", [1, 5, 1000])
-def test_errors_of_the_server_are_told_and_left(frames: ModuleType, size: int) -> None:
-    """Those of a message are not: its publisher chooses them."""
-    walker, errors = walker_of(frames), []
-    forged = msg(OTHER, b"\r\n-ERR 'forged'\r\n") + msg(OPEN, b"-ERR 'forged'\r\n")
-    data = msg(OPEN, b"1") + b"-ERR 'one'\r\n-ERR 'it's \xff'\r\n" + forged + b"PING\r\n-ERR '3'\r\n"
-    for piece in split(data + b"x\r\n-ERR 'after a malformed line'\r\n", [size]):
-        walker.feed(piece)
-        rest = b"-"
-        while rest:
-            _, rest = walker.walk()
-            errors += walker.errors
-    assert errors == [b"one", b"it's \xff", b"3"]
-    walker.walk()
-    assert walker.errors == []
-
-
-@TWINS
 def test_what_is_left_is_not_held_back(frames: ModuleType) -> None:
     walker, other = walker_of(frames), msg(OTHER, b"12345678")
     walker.feed(other[:-5])
@@ -330,5 +312,4 @@ def test_twins_agree(steps: list[tuple[str, Any]], sizes: list[int], max_message
             while left:
                 ours, theirs = (walker.walk() for walker in twins)
                 assert ours == theirs
-                assert twins[0].errors == twins[1].errors
                 left = ours[1]

@@ -41,6 +41,7 @@ from liftenvelope.gateway._publishing.targets import PublishTarget, ack_of
 from liftenvelope.jetstream.publish_frames import PubAck, read_ack
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
+from liftenvelope.nats.reports import read_refusals
 from liftenvelope.rpc.status import UNANSWERED_IS_NOT_STORED, RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -132,10 +133,9 @@ class PublishSession:
         subscription: DirectSubscription | None = None
         draining = asyncio.create_task(self._drain(), name="drain publishes")
         reason = CANCELLED
+        stop_refusals = read_refusals(self._core.nc, self._routes.drop_refused)
         try:
-            subscription = await subscribe_direct(
-                self._core.nc, self._inbox, self._on_acks, on_refused=self._routes.drop_refused
-            )
+            subscription = await subscribe_direct(self._core.nc, self._inbox, self._on_acks)
             tasks = [asyncio.create_task(part, name="publish") for part in (self._serve(), self._watch())]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -148,6 +148,7 @@ class PublishSession:
             reason = reason_of(exc)
             raise status_of(exc) from exc
         finally:
+            stop_refusals()
             for task in (*tasks, draining):
                 task.cancel()
             await asyncio.gather(*tasks, draining, return_exceptions=True)

@@ -12,7 +12,6 @@ from liftenvelope.group._controller.store import GroupStore
 from liftenvelope.group.errors import GroupLimitError, GroupUnavailableError
 from liftenvelope.jetstream import JetStream
 from liftenvelope.jetstream.bucket import BucketEntry
-from liftenvelope.nats import accelerate
 from liftenvelope.testing import NatsServer, run_nats_server
 from tests.integration.conftest import connect
 
@@ -88,17 +87,14 @@ async def test_open_waits_until_jetstream_is_back() -> None:
         await client.close()
 
 
-async def test_write_that_the_user_may_not_make_is_unavailable_on_an_accelerated_connection(
-    name: str,
-) -> None:
+async def test_write_that_the_user_may_not_make_is_unavailable(name: str) -> None:
     permissions = {"publish": {"deny": [f"$KV.{name}.>"]}}
     users = [{"user": "ann", "password": "x", "permissions": permissions}]
     with run_nats_server(jetstream=True, config={"authorization": {"users": users}}) as server:
         client = await connect(server.url, user="ann", password="x")
-        with accelerate(client):
-            async with asyncio.timeout(PATIENCE), JetStream(client, timeout=10_000) as js:
-                store = GroupStore(js, name, 1)
-                await store.open(PATIENCE)
-                with pytest.raises(GroupUnavailableError, match="does not let this user publish on"):
-                    await store.put("group.a", b"1", 0)
+        async with asyncio.timeout(PATIENCE), JetStream(client, timeout=10_000) as js:
+            store = GroupStore(js, name, 1)
+            await store.open(PATIENCE)
+            with pytest.raises(GroupUnavailableError, match="does not let this user publish on"):
+                await store.put("group.a", b"1", 0)
         await client.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from sys import getrefcount
@@ -73,21 +73,56 @@ async def stream(js: JetStream, jetstream_server: NatsServer, name: str) -> Asyn
     await nc.close()
 
 
-async def test_refused_publishes_fail_at_once_and_no_others_on_an_accelerated_connection(name: str) -> None:
+@pytest.mark.parametrize("accelerated", [False, True])
+async def test_refused_publishes_fail_at_once_and_no_others(name: str, accelerated: bool) -> None:
+    reports: list[Exception] = []
+
+    async def keep(report: Exception) -> None:
+        reports.append(report)
+
     permissions = {"publish": {"deny": [f"{name}.No"]}}
     users = [{"user": "ann", "password": "x", "permissions": permissions}]
     with run_nats_server(jetstream=True, config={"authorization": {"users": users}}) as server:
-        nc = await connect(server.url, user="ann", password="x")
-        with accelerate(nc):
+        nc = await connect(server.url, user="ann", password="x", error_cb=keep)
+        with accelerate(nc) if accelerated else nullcontext():
             async with asyncio.timeout(120), JetStream(nc, timeout=10_000) as js:
                 await js.create_stream(StreamConfig(name=name, subjects=(f"{name}.*",)))
                 subjects = [f"{name}.{token}" for token in ("No", "no", "yes")] * 1_000
                 futures = [await js.publish_async(subject, b"x") for subject in subjects]
                 outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        assert "_process_err" not in vars(nc)  # reports reach nats-py as before
         await nc.close()
+    assert len(reports) == 1_000
     kinds = [PermissionDeniedError, PubAck, PubAck] * 1_000
     assert [type(outcome) for outcome in outcomes] == kinds
     assert f"nats-server does not let this user publish on '{name}.No'" in str(outcomes[0])
+
+
+async def test_applications_handler_of_reports_stays_after_a_context_that_it_wraps(name: str) -> None:
+    users = [{"user": "ann", "password": "x", "permissions": {"publish": {"deny": ["no"]}}}]
+    with run_nats_server(jetstream=True, config={"authorization": {"users": users}}) as server:
+        nc = await connect(server.url, user="ann", password="x")
+        seen: list[str] = []
+        async with JetStream(nc, timeout=10_000) as js:
+            await js.create_stream(StreamConfig(name=name, subjects=(name,)))
+            await js.publish(name)
+            inner: Any = nc._process_err
+
+            async def outer(text: str) -> None:
+                seen.append(text)
+                await inner(text)
+
+            vars(nc)["_process_err"] = outer
+            with pytest.raises(PermissionDeniedError):
+                await js.publish("no")
+        assert vars(nc)["_process_err"] is outer
+        async with JetStream(nc, timeout=10_000) as js:
+            await js.publish(name)
+            with pytest.raises(PermissionDeniedError):
+                await js.publish("no")
+        assert vars(nc)["_process_err"] is outer
+        assert len(seen) == 2
+        await nc.close()
 
 
 class TestOne:
