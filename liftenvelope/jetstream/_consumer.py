@@ -410,7 +410,8 @@ class Consumer:
                     message.ack()
         """
         plan = consume_plan(self._info.config, max_messages=max_messages, max_bytes=max_bytes, **options)
-        return Messages(PullFeed(self, plan, self._hooks(on_event, on_pinned, on_unpinned)))
+        hooks = self._hooks(on_event, on_pinned, on_unpinned)
+        return Messages(PullFeed(self, plan, hooks, self._inboxes.pins))
 
     async def consume(
         self,
@@ -462,7 +463,8 @@ class Consumer:
             raise UsageError("auto_ack_progress must be False for a consumer without acks, got True")
         progress = shortest_wait(config) / 3 if auto_ack_progress else None
         plan = consume_plan(config, max_messages=max_messages, max_bytes=max_bytes, **options)
-        feed = PullFeed(self, plan, self._hooks(on_event, on_pinned, on_unpinned))
+        hooks = self._hooks(on_event, on_pinned, on_unpinned)
+        feed = PullFeed(self, plan, hooks, self._inboxes.pins)
         try:
             await feed.start()
         except BaseException:

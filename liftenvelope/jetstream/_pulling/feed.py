@@ -100,12 +100,17 @@ class PullFeed:
         source: Consumer to pull from.
         plan: Limits and options of the pulls.
         hooks: Callbacks for events.
+        pins: Ids of the pins that fetches of the consumer hold, by group. The feed takes over that of its
+            group. Default: none.
     """
 
-    def __init__(self, source: PullSource, plan: PullPlan, hooks: Hooks) -> None:
+    def __init__(
+        self, source: PullSource, plan: PullPlan, hooks: Hooks, pins: dict[str, str] | None = None
+    ) -> None:
         self._source = source
         self._plan = plan
         self._hooks = hooks
+        self._pins = {} if pins is None else pins
         self._nc: Any = source.api.nc
         self._subject = source.pull_subject
         #: Last error of the connection before the last pull: an older refusal says nothing about that one.
@@ -161,6 +166,8 @@ class PullFeed:
             return
         self._watch.add(self)
         self.last_activity = self._loop.time()
+        if self._machine.limits.pinned and (pin_id := self._pins.pop(self._plan.fields["group"], None)):
+            self._machine.pinned(pin_id)  # perhaps lost meanwhile: then the server refuses the first pull
         self._core.start(self._loop.time(), online=bool(self._nc.is_connected))
         self._act()
         self._tick()

@@ -325,6 +325,21 @@ class TestPinned:
         assert ids[1] == ids[2] == ids[3] == ids[4]
         assert ids[5] is None  # pulled again at once, after the 423
 
+    @pytest.mark.parametrize("lost", [False, True])
+    async def test_messages_takes_over_the_pin_of_a_fetch(self, bench: Bench, lost: bool) -> None:
+        consumer = await pinned_consumer(bench, timeout=600)
+        await bench.publish(numbered(3))
+        [message] = await consumer.fetch(1, expires=20, group="jobs")
+        message.ack()
+        pin = message.headers["Nats-Pin-Id"]
+        if lost:
+            await consumer.unpin("jobs")
+        async with Reader(consumer) as reader:
+            await until(lambda: reader.seen == numbered(2, 1))
+            assert reader.pins[0] == pin
+            assert len(reader.pins) == 1 + lost
+            assert reader.unpins == [pin] * lost
+
     async def test_another_one_may_fetch_only_when_unpinned(self, bench: Bench) -> None:
         consumer = await pinned_consumer(bench)
         await bench.publish(numbered(2))
