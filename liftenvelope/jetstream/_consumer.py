@@ -55,7 +55,7 @@ class Consumer:
         self._acks = AckSender(api)
         self._inboxes = FetchInboxes(self)
         self._plans: dict[str, tuple[ConsumerConfig, PullPlan]] = {}
-        self._prefetchers = Prefetchers(self)
+        self._prefetchers = Prefetchers(self, self._inboxes.pins)
 
     # -- for other modules of this package
 

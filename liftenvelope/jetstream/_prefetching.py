@@ -41,10 +41,11 @@ class Prefetchers:
 
     Args:
         source: Consumer to pull from.
+        pins: Ids of the pins that fetches of the consumer hold, by group.
     """
 
-    def __init__(self, source: PullSource) -> None:
-        self._source = source
+    def __init__(self, source: PullSource, pins: dict[str, str]) -> None:
+        self._source, self._pins = source, pins
         self._known: dict[str, _Prefetcher] = {}
 
     def of(self, config: ConsumerConfig, prefetch: int, group: GroupOptions) -> _Prefetcher:
@@ -66,7 +67,7 @@ class Prefetchers:
             plan_of(prefetch)  # raises for wrong options
             if known is not None or len(self._known) >= _MOST:
                 self.give_back()
-            known = self._known[key] = _Prefetcher(self._source, config, prefetch, plan_of)
+            known = self._known[key] = _Prefetcher(self._source, self._pins, config, prefetch, plan_of)
         return known
 
     def give_back(self) -> int:
@@ -94,6 +95,7 @@ class _Prefetcher:
 
     Args:
         source: Consumer to pull from.
+        pins: As for :class:`Prefetchers`.
         config: Configuration of the consumer.
         prefetch: Messages to pull at a time, if the calls are fast enough.
         plan_of: Returns the plan of pulls of so many messages.
@@ -105,12 +107,13 @@ class _Prefetcher:
     def __init__(
         self,
         source: PullSource,
+        pins: dict[str, str],
         config: ConsumerConfig,
         prefetch: int,
         plan_of: Callable[[int], PullPlan],
     ) -> None:
         self.config = config
-        self._source = source
+        self._source, self._pins = source, pins
         self._prefetch = self._size = prefetch
         self._plan_of = plan_of
         self._hold = min(shortest_wait(config), ACK_WAIT) / 2
@@ -167,7 +170,7 @@ class _Prefetcher:
             return message
 
     async def _start(self) -> PullFeed:
-        feed = PullFeed(self._source, self._plan_of(self._size), Hooks())
+        feed = PullFeed(self._source, self._plan_of(self._size), Hooks(), self._pins)
         try:
             await feed.start()
         except BaseException:

@@ -340,6 +340,14 @@ class TestPinned:
             assert len(reader.pins) == 1 + lost
             assert reader.unpins == [pin] * lost
 
+    async def test_next_with_prefetch_takes_over_the_pin_of_one_without(self, bench: Bench) -> None:
+        consumer = await pinned_consumer(bench, timeout=600)
+        await bench.publish(numbered(3))
+        read = [await consumer.next(timeout=20, group="jobs")]
+        read += [await consumer.next(timeout=20, prefetch=2, group="jobs") for _ in range(2)]
+        assert [message.data for message in read] == numbered(3)
+        consumer.give_back()
+
     async def test_another_one_may_fetch_only_when_unpinned(self, bench: Bench) -> None:
         consumer = await pinned_consumer(bench)
         await bench.publish(numbered(2))
