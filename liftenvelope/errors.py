@@ -396,7 +396,7 @@ class ResourcesExceededError(JetStreamError):
 
 
 class UnsupportedByServerError(LiftEnvelopeError):
-    """The server is too old for the request; the message says what it did instead."""
+    """The server is too old for the request, or configured without support for it."""
 
 
 class CallTimeoutError(LiftEnvelopeError, TimeoutError):

@@ -27,6 +27,7 @@ from liftenvelope.jetstream.publish_frames import (
     status_error,
 )
 from liftenvelope.nats.expiry import ExpiryTimer
+from liftenvelope.nats.headers import check_takes_headers
 from liftenvelope.nats.link import Link, last_error_of, max_payload_of
 from liftenvelope.nats.receiving import DirectSubscription, deliver_directly, read_directly
 from liftenvelope.nats.reports import read_refusals
@@ -163,6 +164,7 @@ class Publishing:
             TransportError: The connection is closed, or was closed before the ack arrived; ``sent`` is true
                 in the latter case.
             UsageError: An argument is invalid; nothing was sent.
+            UnsupportedByServerError: The message has headers, and the server takes none; nothing was sent.
 
         Example::
 
@@ -218,6 +220,7 @@ class Publishing:
         body = payload if type(payload) is bytes else as_bytes("payload", payload)
         block = b""
         if headers or options:
+            check_takes_headers(self._nc)
             block = header_block(header_pairs(headers or {}, option_headers(options)))
         seconds = self._ack_timeout if timeout is None else as_seconds("timeout", timeout)
         if retry_attempts != 2 or retry_wait != 0.25:

@@ -1,11 +1,16 @@
-"""Convert between NATS header blocks and the mappings that nats-py makes of them."""
+"""Convert between NATS header blocks and nats-py's mappings, and check that the server takes headers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["Headers", "header_block", "headers_of"]
+from liftenvelope.errors import UnsupportedByServerError
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+__all__ = ["Headers", "check_takes_headers", "header_block", "headers_of"]
 
 _VERSION: Final = b"NATS/1.0"
 
@@ -90,6 +95,13 @@ def headers_of(block: bytes) -> Headers:
         if colon and name.isascii() and len(name.split()) <= 1:
             pairs.append((name.decode(), value.strip().decode("utf-8", "replace")))
     return Headers(pairs)
+
+
+def check_takes_headers(nc: Client) -> None:
+    """Raise UnsupportedByServerError if the server takes no headers: it would end the connection."""
+    if getattr(nc, "_server_info", {}).get("headers", True) is False:
+        text = "the NATS server must take headers, but its option no_header_support is set: nothing was sent"
+        raise UnsupportedByServerError(text)
 
 
 def _status_of(rest: bytes) -> list[tuple[str, str]]:

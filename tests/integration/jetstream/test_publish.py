@@ -26,6 +26,7 @@ from liftenvelope.errors import (
     StreamSealedError,
     StreamStoreFailedError,
     TransportError,
+    UnsupportedByServerError,
     UsageError,
     WrongLastMessageIdError,
     WrongLastSequenceError,
@@ -96,6 +97,18 @@ async def test_refused_publishes_fail_at_once_and_no_others(name: str, accelerat
     kinds = [PermissionDeniedError, PubAck, PubAck] * 1_000
     assert [type(outcome) for outcome in outcomes] == kinds
     assert f"nats-server does not let this user publish on '{name}.No'" in str(outcomes[0])
+
+
+async def test_headers_that_the_server_does_not_take_leave_the_connection_open(name: str) -> None:
+    with run_nats_server(jetstream=True, config={"no_header_support": True}) as server:
+        nc = await connect(server.url)
+        async with JetStream(nc, timeout=20) as js:
+            await js.create_stream(StreamConfig(name=name, subjects=(name,)))
+            with pytest.raises(UnsupportedByServerError, match="no_header_support"):
+                await js.publish(name, message_id="1")
+            assert await js.publish(name) == PubAck(name, 1)
+        assert nc.stats["reconnects"] == 0
+        await nc.close()
 
 
 async def test_applications_handler_of_reports_stays_after_a_context_that_it_wraps(name: str) -> None:
