@@ -240,6 +240,14 @@ class TestRefused:
             write_task(options, [rows(range(4))], TASK)
         assert stored(cluster, name) == list(range(5))
 
+    def test_rows_that_move_to_another_task_are_stored_twice(self, cluster: Cluster, name: str) -> None:
+        """The limit that docs/spark.md states: a task compares only its own rows."""
+        options = sink(cluster, name)
+        write_task(options, [rows(range(5))], "0c0ffee0-query:0:0")
+        assert write_task(options, [], "0c0ffee0-query:0:0") == TaskWritten()
+        assert write_task(options, [rows(range(5))], "0c0ffee0-query:0:1").duplicates == 0
+        assert stored(cluster, name) == [*range(5), *range(5)]
+
     def test_a_row_that_is_too_large(self, cluster: Cluster, name: str) -> None:
         batch = pa.record_batch({"value": [b"0", bytes(2 * 1024 * 1024)]})
         with pytest.raises(WriteFailedError) as caught:
