@@ -291,18 +291,23 @@ def _parts(
     if spec.is_unpartitioned():
         yield None, rows
         return
-    names = [f"partition {number}" for number in range(len(spec.fields))]  # no column of a stream or table
-    keyed = rows
-    for name, field in zip(names, spec.fields, strict=True):
-        column = rows.column(str(schema.find_column_name(field.source_id)))
-        keyed = keyed.append_column(name, _partition_keys(column, field, schema))
-    for values in keyed.select(names).group_by(names).aggregate([]).to_pylist():
+    import pyarrow.compute as pc
+
+    names = [f"partition {number}" for number in range(len(spec.fields))]
+    keys = {
+        name: _partition_keys(rows.column(str(schema.find_column_name(field.source_id))), field, schema)
+        for name, field in zip(names, spec.fields, strict=True)
+    }
+    # By their numbers, and not by a comparison with the key: NaN equals nothing, and -0.0 equals 0.0.
+    numbers = pc.cumulative_sum(pa.repeat(1, rows.num_rows), start=-1)
+    keyed = pa.table({**keys, "row": numbers}).group_by(names, use_threads=False)
+    groups = keyed.aggregate([("row", "list")])
+    for values, chosen in zip(groups.select(names).to_pylist(), groups.column("row_list"), strict=True):
         found = [
             PartitionFieldValue(field, _partition_value(values[name], field, schema))
             for field, name in zip(spec.fields, names, strict=True)
         ]
-        chosen = keyed.filter(_matches(values)).drop_columns(names)
-        yield PartitionKey(found, spec, schema), chosen.combine_chunks()
+        yield PartitionKey(found, spec, schema), rows.take(chosen.values).combine_chunks()
 
 
 def _time_unit(field: PartitionField, schema: Schema) -> str | None:
@@ -330,22 +335,6 @@ def _partition_value(key: Any, field: PartitionField, schema: Schema) -> Any:
     if _time_unit(field, schema) is None:
         return key
     return field.transform.transform(schema.find_type(field.source_id))(key)
-
-
-def _matches(values: Mapping[str, Any]) -> Any:
-    """Return the condition that columns have these values, null included."""
-    from functools import reduce
-    from operator import and_
-
-    import pyarrow.compute as pc
-
-    return reduce(
-        and_,
-        (
-            pc.field(name).is_null() if one is None else pc.field(name) == pc.scalar(one)
-            for name, one in values.items()
-        ),
-    )
 
 
 def _last_sequence(metadata: TableMetadata) -> int:

@@ -659,6 +659,15 @@ class TestPartitioning:
             assert scan.to_arrow().num_rows == 4
         assert lake.offsets() == list(range(12))
 
+    def test_partitions_of_nan_and_of_both_zeros_have_each_row_once(self, lake: Lake, stream: str) -> None:
+        prices = pa.array([1.5, float("nan"), None, 0.0, -0.0, float("nan"), 0.0, float("inf")], pa.float64())
+        rows = pa.table({"price": prices, "number": range(8)})
+        bulk.write(lake.source, stream, rows, subject=f"{stream}.a", payload="arrow")
+        assert lake.write(stream, payload="arrow", partition_by="price").rows == 8
+        found = lake.read().sort_by("number")
+        assert found["number"].to_pylist() == list(range(8))
+        assert list(map(repr, found["price"])) == list(map(repr, prices))
+
     def test_other_partitioning_than_that_of_the_table(self, lake: Lake, stream: str) -> None:
         lake.write(stream, partition_by="subject")
         with pytest.raises(UsageError, match=r"partition_by must be that of .*subject.*, got .*partition"):
