@@ -180,7 +180,7 @@ class Claim:
         if age > LEASE:
             return False
         content = _content_of(self._filesystem, claim.path)
-        if _is_gone(content.get("owner")):
+        if content is None or _is_gone(content.get("owner")):
             return False
         theirs = content.get("partitions")
         if not isinstance(theirs, list) or any(number in self._partitions for number in theirs):
@@ -194,13 +194,14 @@ def _claim_of(objects: Sequence[pafs.FileInfo]) -> pafs.FileInfo | None:
     return next((one for one in objects if one.base_name.endswith(".claim")), None)
 
 
-def _content_of(filesystem: pafs.FileSystem, path: str) -> Mapping[str, Any]:
-    """Return what a claim says; nothing if it has just been deleted, or is not one of ours."""
+def _content_of(filesystem: pafs.FileSystem, path: str) -> Mapping[str, Any] | None:
+    """Return what a claim says, nothing if it is not one of ours; None if its run has just deleted it."""
     try:
         with filesystem.open_input_stream(path) as source:
             found = json.loads(source.read(_MOST_BYTES))
     except (OSError, ValueError, RecursionError):
-        return {}
+        is_deleted = filesystem.get_file_info(path).type is pafs.FileType.NotFound
+        return None if is_deleted else {}
     return found if isinstance(found, dict) else {}
 
 

@@ -153,6 +153,25 @@ def test_claim_of_another_machine_holds_until_it_expires(
     assert objects(s3, name) == [file_name(name, 0, 10)]
 
 
+def test_run_that_ends_while_its_claim_is_looked_at_is_no_hindrance(
+    url: str, s3: S3Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_stream(url, name)
+    publish(url, numbered(name, 10))
+    leave_claim(s3, name, "3" * 16, {"partitions": [0], "owner": ["elsewhere", "pid", "1", "1"]})
+    content_of, ended = claims._content_of, []
+
+    def end_first(filesystem: pafs.FileSystem, path: str) -> Any:
+        claims.remove(filesystem, path)
+        ended.append(path)
+        return content_of(filesystem, path)
+
+    monkeypatch.setattr(claims, "_content_of", end_first)
+    assert bulk.to_parquet(url, name, s3.url(name)).rows == 10
+    assert len(ended) == 1
+    assert objects(s3, name) == [file_name(name, 0, 10)]
+
+
 def test_claim_on_other_partitions_is_no_hindrance(url: str, s3: S3Server, name: str) -> None:
     make_stream(url, name)
     publish(url, numbered(name, 10))
