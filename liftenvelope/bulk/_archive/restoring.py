@@ -48,8 +48,8 @@ else:
 
 __all__ = ["Restored", "restore"]
 
-#: Headers that tell the server to refuse or to delete messages.
-_ORDERS: Final = (MESSAGE_ID, "Nats-Rollup", "Nats-Expected-")
+#: Headers that tell the server to refuse, to delete or to join messages. A write leaves out the last ones.
+_ORDERS: Final = (MESSAGE_ID, "Nats-Rollup", "Nats-Expected-", "Nats-Batch-")
 _NEEDED: Final = ("value", "offset", "subject")
 #: Columns that tell which row a message was.
 _PLACE: Final = ("headers", "offset")
@@ -95,8 +95,8 @@ def restore(
 
     The stream must exist, be empty or hold the beginning of an earlier restore of the same archive, and get
     no messages of others meanwhile. The message ids of the archive are replaced, and headers that would make
-    the server refuse or delete messages (``Nats-Expected-...``, ``Nats-Rollup``) are left out. The server
-    sets new timestamps.
+    the server refuse, delete or join messages (``Nats-Expected-...``, ``Nats-Rollup``, ``Nats-Batch-...``)
+    are left out. The server sets new timestamps.
 
     Args:
         archive: Folder or URL, as for :func:`to_parquet`.

@@ -14,6 +14,7 @@ from liftenvelope import bulk
 from liftenvelope.bulk import Progress, RestoreError, WriteFailedError
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 from liftenvelope.payload import ArrowBatches, Avro, Json, Msgpack, PayloadFormat, Protobuf
+from tests.integration.bulk.test_write_modes import numbers, open_stream
 from tests.integration.bulk_streams import make_stream, numbered, publish, wait_for, with_jetstream
 from tests.unit.payload.test_protobuf import LINE, descriptor_set
 
@@ -46,6 +47,16 @@ def test_restored_stream_has_the_rows_and_offsets_of_the_archive(url: str, name:
     assert [row["value"] for row in rows] == [b"", b"\xff"]
     again = bulk.restore(tmp_path, url, name, verify=True)
     assert (again.rows, again.skipped, again.verified) == (0, 202, 202)
+
+
+def test_messages_of_atomic_batches_are_restored_and_verified(url: str, name: str, tmp_path: Path) -> None:
+    open_stream(url, name)
+    bulk.write(url, name, numbers(30), subject=f"{name}.a", mode="atomic")
+    bulk.to_parquet(url, name, tmp_path)
+    headers = pq.read_table(next(tmp_path.glob("*.parquet")))["headers"].to_pylist()
+    assert all("Nats-Batch-Sequence" in dict(row) for row in headers)
+    empty(url, name)
+    assert bulk.restore(tmp_path, url, name, verify=True) == bulk.Restored(30, 0, 30, True)
 
 
 def test_restore_that_fails_half_way_and_is_repeated_stores_each_row_once(
