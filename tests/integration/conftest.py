@@ -104,21 +104,15 @@ def gateway_server() -> Iterator[GatewayCluster]:
 
 
 @pytest.fixture
-async def nc(nats_server: NatsServer) -> AsyncIterator[Client]:
+async def nc(nats_server: NatsServer) -> Client:
     """A connection to a plain NATS server."""
-    client = await connect(nats_server.url)
-    yield client
-    if not client.is_closed:
-        await client.close()
+    return await connect(nats_server.url)
 
 
 @pytest.fixture
-async def lb_nc(liftbridge_server: LiftbridgeCluster) -> AsyncIterator[Client]:
+async def lb_nc(liftbridge_server: LiftbridgeCluster) -> Client:
     """A connection to the NATS server that the Liftbridge server uses."""
-    client = await connect(liftbridge_server.nats_url)
-    yield client
-    if not client.is_closed:
-        await client.close()
+    return await connect(liftbridge_server.nats_url)
 
 
 @pytest.fixture

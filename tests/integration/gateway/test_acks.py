@@ -111,13 +111,12 @@ def patient_readers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=[True, False], ids=["accelerated", "plain"])
-async def js_nc(jetstream_server: NatsServer, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
+async def js_nc(jetstream_server: NatsServer, request: pytest.FixtureRequest) -> Client:
     """A connection to a server with JetStream."""
     client = await connect(jetstream_server.url)
     if request.param:
         assert accelerate(client).active
-    yield client
-    await client.close()
+    return client
 
 
 @pytest.fixture

@@ -27,10 +27,8 @@ Event = api_pb2.ActivityStreamEvent
 
 @pytest.fixture
 async def js(jetstream_server: NatsServer) -> AsyncIterator[JetStream]:
-    client = await connect(jetstream_server.url)
-    async with JetStream(client) as context:
+    async with JetStream(await connect(jetstream_server.url)) as context:
         yield context
-    await client.close()
 
 
 def own_record(name: str) -> StreamRecord:

@@ -46,10 +46,8 @@ def ca() -> trustme.CA:
 
 
 @pytest.fixture
-async def nats_nc(own_nats: NatsServer) -> AsyncIterator[NatsClient]:
-    client = await connect(own_nats.url)
-    yield client
-    await client.close()
+async def nats_nc(own_nats: NatsServer) -> NatsClient:
+    return await connect(own_nats.url)
 
 
 @pytest.fixture

@@ -42,10 +42,8 @@ from tests.integration.conftest import connect
 
 @pytest.fixture
 async def gateway(own_nats: NatsServer) -> AsyncIterator[Gateway]:
-    nc = await connect(own_nats.url)
-    async with Gateway(nc, id="first") as serving:
+    async with Gateway(await connect(own_nats.url), id="first") as serving:
         yield serving
-    await nc.close()
 
 
 @pytest.fixture

@@ -31,10 +31,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NatsServ
 
 
 @pytest.fixture
-async def hub_nc(servers: tuple[NatsServer, NatsServer]) -> AsyncIterator[NatsClient]:
-    client = await connect(servers[0].url)
-    yield client
-    await client.close()
+async def hub_nc(servers: tuple[NatsServer, NatsServer]) -> NatsClient:
+    return await connect(servers[0].url)
 
 
 @pytest.fixture

@@ -27,11 +27,9 @@ from tests.integration.conftest import connect
 
 
 @pytest.fixture
-async def js_nc(gateway_server: GatewayCluster) -> AsyncIterator[NatsClient]:
+async def js_nc(gateway_server: GatewayCluster) -> NatsClient:
     """A connection to the NATS server of the gateway."""
-    client = await connect(gateway_server.nats_url)
-    yield client
-    await client.close()
+    return await connect(gateway_server.nats_url)
 
 
 @pytest.fixture

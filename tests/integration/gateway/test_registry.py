@@ -31,10 +31,8 @@ from tests.integration.conftest import connect, until
 @pytest.fixture
 async def js(jetstream_server: NatsServer) -> AsyncIterator[JetStream]:
     """JetStream."""
-    client = await connect(jetstream_server.url)
-    async with JetStream(client) as context:
+    async with JetStream(await connect(jetstream_server.url)) as context:
         yield context
-    await client.close()
 
 
 async def registry(js: JetStream) -> StreamRegistry:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 import pytest
 from nats.aio.client import Client
 
-from liftenvelope.nats.closing import close_connection
 from liftenvelope.testing import NatsServer
 from tests.integration.conftest import connect
 
@@ -15,11 +14,9 @@ from .play import LONG, Play, coordinator
 
 
 @pytest.fixture
-async def nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
+async def nc(jetstream_server: NatsServer) -> Client:
     """A connection."""
-    client = await connect(jetstream_server.url)
-    yield client
-    await close_connection(client)
+    return await connect(jetstream_server.url)
 
 
 @pytest.fixture

@@ -15,14 +15,12 @@ from .pulling import Bench
 
 
 @pytest.fixture(params=["plain", "accelerated"])
-async def js_nc(request: pytest.FixtureRequest, jetstream_server: NatsServer) -> AsyncIterator[Client]:
+async def js_nc(request: pytest.FixtureRequest, jetstream_server: NatsServer) -> Client:
     """A connection to a server with JetStream, accelerated in one of two runs."""
     client = await connect(jetstream_server.url)
     if request.param == "accelerated":
         assert accelerate(client).active
-    yield client
-    if not client.is_closed:
-        await client.close()
+    return client
 
 
 @pytest.fixture

@@ -19,10 +19,8 @@ from tests.integration.conftest import connect, until
 
 
 @pytest.fixture
-async def nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
-    client = await connect(jetstream_server.url)
-    yield client
-    await client.close()
+async def nc(jetstream_server: NatsServer) -> Client:
+    return await connect(jetstream_server.url)
 
 
 @pytest.fixture

@@ -44,13 +44,11 @@ from tests.integration.conftest import connect, until
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "accelerated"])
-async def js_nc(jetstream_server: NatsServer, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
+async def js_nc(jetstream_server: NatsServer, request: pytest.FixtureRequest) -> Client:
     nc = await connect(jetstream_server.url)
     if request.param:
         assert accelerate(nc).active
-    yield nc
-    if not nc.is_closed:
-        await nc.close()
+    return nc
 
 
 @pytest.fixture

@@ -24,10 +24,8 @@ BODY = bytes(500)
 
 
 @pytest.fixture
-async def nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
-    nc = await connect(jetstream_server.url)
-    yield nc
-    await nc.close()
+async def nc(jetstream_server: NatsServer) -> Client:
+    return await connect(jetstream_server.url)
 
 
 async def _silent(_: object) -> None:

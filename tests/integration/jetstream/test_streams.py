@@ -69,11 +69,8 @@ def server() -> Iterator[NatsServer]:
 
 
 @pytest.fixture
-async def js_nc(server: NatsServer) -> AsyncIterator[Client]:
-    nc = await connect(server.url)
-    yield nc
-    if not nc.is_closed:
-        await nc.close()
+async def js_nc(server: NatsServer) -> Client:
+    return await connect(server.url)
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 from nats.aio.client import Client
 
@@ -46,23 +44,19 @@ __all__ = [
 
 
 @pytest.fixture
-async def nc(nats_server: NatsServer) -> AsyncIterator[Client]:
+async def nc(nats_server: NatsServer) -> Client:
     """A connection to a plain NATS server, accelerated."""
     client = await connect(nats_server.url)
     assert accelerate(client).active
-    yield client
-    if not client.is_closed:
-        await client.close()
+    return client
 
 
 @pytest.fixture
-async def lb_nc(liftbridge_server: LiftbridgeCluster) -> AsyncIterator[Client]:
+async def lb_nc(liftbridge_server: LiftbridgeCluster) -> Client:
     """A connection to the NATS server that the Liftbridge server uses, accelerated."""
     client = await connect(liftbridge_server.nats_url)
     assert accelerate(client).active
-    yield client
-    if not client.is_closed:
-        await client.close()
+    return client
 
 
 async def test_accelerated_between_publishes(

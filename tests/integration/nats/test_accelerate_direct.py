@@ -6,7 +6,6 @@ import asyncio
 import gc
 import socket
 import weakref
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -42,14 +41,12 @@ Message = tuple[str, bytes, bytes | None, bytes]
 
 
 @pytest.fixture(params=["plain", "accelerated"])
-async def either(request: pytest.FixtureRequest, nats_server: NatsServer) -> AsyncIterator[Client]:
+async def either(request: pytest.FixtureRequest, nats_server: NatsServer) -> Client:
     """A connection, accelerated in one of two runs."""
     client = await connect(nats_server.url)
     if request.param == "accelerated":
         assert accelerate(client).active
-    yield client
-    if not client.is_closed:
-        await client.close()
+    return client
 
 
 async def test_what_a_handler_gets(either: Client, name: str) -> None:

@@ -7,7 +7,6 @@ import os
 import select
 import socket
 import time
-from collections.abc import AsyncIterator
 
 import pytest
 from nats.aio.client import Client
@@ -24,12 +23,11 @@ _TIMEOUT = 1.0
 
 
 @pytest.fixture(params=["plain", "accelerated"])
-async def nc(request: pytest.FixtureRequest, jetstream_server: NatsServer) -> AsyncIterator[Client]:
+async def nc(request: pytest.FixtureRequest, jetstream_server: NatsServer) -> Client:
     client = await connect(jetstream_server.url)
     if request.param == "accelerated":
         assert accelerate(client).active
-    yield client
-    await client.close()
+    return client
 
 
 def block_beyond_the_timeout(nc: Client, text: bytes) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from nats.aio.client import Client
 
-from liftenvelope.nats.closing import close_connection
 from liftenvelope.testing import NatsServer
 from tests.integration.conftest import connect
 
@@ -22,8 +21,6 @@ def recording() -> Iterator[Recording]:
 
 
 @pytest.fixture
-async def js_nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
+async def js_nc(jetstream_server: NatsServer) -> Client:
     """A connection to a server with JetStream."""
-    client = await connect(jetstream_server.url)
-    yield client
-    await close_connection(client)
+    return await connect(jetstream_server.url)
