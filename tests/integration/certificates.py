@@ -8,6 +8,29 @@ from pathlib import Path
 import trustme
 
 
+def trusting(ca: trustme.CA, own: trustme.LeafCert | None = None) -> ssl.SSLContext:
+    """TLS for a client that trusts an authority, with a certificate of its own or without."""
+    context = ssl.create_default_context()
+    ca.configure_trust(context)
+    if own is not None:
+        own.configure_cert(context)
+    return context
+
+
+def client_tls(ca: trustme.CA, name: str | None) -> ssl.SSLContext:
+    """TLS for a client whose certificate has the common name ``name``, or no common name."""
+    return trusting(ca, ca.issue_cert("client@example.org", common_name=name))
+
+
+def server_tls(ca: trustme.CA) -> ssl.SSLContext:
+    """TLS for a server on 127.0.0.1 that wants certificates of its clients."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+    ca.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
 class Certificates:
     """An authority, the files of a server on 127.0.0.1, and contexts for clients.
 
@@ -45,12 +68,8 @@ class Certificates:
 
     def client(self, name: str | None) -> ssl.SSLContext:
         """TLS for a client whose certificate has the common name ``name``, or no common name."""
-        context = self.anonymous()
-        self.ca.issue_cert("client@example.org", common_name=name).configure_cert(context)
-        return context
+        return client_tls(self.ca, name)
 
     def anonymous(self) -> ssl.SSLContext:
         """TLS for a client without a certificate."""
-        context = ssl.create_default_context()
-        self.ca.configure_trust(context)
-        return context
+        return trusting(self.ca)

@@ -30,6 +30,7 @@ from liftenvelope.errors import LiftEnvelopeError, PermissionDeniedError, Server
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.blocking import BlockingChannel
 from liftenvelope.rpc.server import Server, ServerCall
+from tests.integration.certificates import trusting
 from tests.unit.hostile_nats import INFO, FakeNats
 
 SECRET = "correct-horse-battery"
@@ -48,12 +49,6 @@ LOGINS = {
 @pytest.fixture(scope="module")
 def ca() -> trustme.CA:
     return trustme.CA()
-
-
-def trusting(ca: trustme.CA) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    ca.configure_trust(context)
-    return context
 
 
 def serving(ca: trustme.CA, *names: str) -> ssl.SSLContext:

@@ -49,6 +49,7 @@ from tests.integration.bulk_streams import (
     wait_for,
     with_jetstream,
 )
+from tests.integration.certificates import trusting
 from tests.integration.credentials_files import new_nkey, write_credentials
 
 COUNT = 2_000
@@ -607,11 +608,9 @@ def tls_server(folder: Path) -> Iterator[tuple[NatsServer, ssl.SSLContext]]:
     certificate = authority.issue_cert("127.0.0.1")
     certificate.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
     certificate.private_key_pem.write_to_path(str(folder / "key.pem"))
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
     config = {"tls": {"cert_file": str(folder / "cert.pem"), "key_file": str(folder / "key.pem")}}
     with jetstream(config=config) as server:
-        yield server, context
+        yield server, trusting(authority)
 
 
 class TestTls:
@@ -632,8 +631,7 @@ class TestTls:
         leaf.private_key_pem.write_to_path(tmp_path / "key.pem")
         leaf.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
         tls = {"cert_file": str(tmp_path / "cert.pem"), "key_file": str(tmp_path / "key.pem")}
-        context = ssl.create_default_context()
-        authority.configure_trust(context)
+        context = trusting(authority)
         with cluster_of_two(tls=tls) as (first, second):
             url = f"tls://localhost:{first.port}"
             check_other_server_is_reached(url, Access(tls=context), first, second)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import trustme
@@ -15,37 +13,23 @@ from liftenvelope import bulk
 from liftenvelope.bulk import Access
 from liftenvelope.errors import CallTimeoutError, TransportError
 from liftenvelope.testing import LiftbridgeCluster, run_liftbridge
+from tests.integration.certificates import Certificates, trusting
 
 
 @pytest.fixture(scope="module")
-def ca() -> trustme.CA:
-    return trustme.CA()
-
-
-def trusting(ca: trustme.CA, own: trustme.LeafCert | None = None) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    ca.configure_trust(context)
-    if own is not None:
-        own.configure_cert(context)
-    return context
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
-def secured(ca: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiftbridgeCluster]:
+def ca(certificates: Certificates) -> trustme.CA:
+    return certificates.ca
+
+
+@pytest.fixture(scope="module")
+def secured(certificates: Certificates) -> Iterator[LiftbridgeCluster]:
     """A server that speaks TLS, and wants to see a certificate of its clients."""
-    folder: Path = tmp_path_factory.mktemp("tls")
-    leaf = ca.issue_cert("127.0.0.1")
-    leaf.private_key_pem.write_to_path(folder / "key.pem")
-    for pem in leaf.cert_chain_pems:
-        pem.write_to_path(folder / "cert.pem", append=True)
-    ca.cert_pem.write_to_path(folder / "ca.pem")
-    config = {
-        "tls.key": str(folder / "key.pem"),
-        "tls.cert": str(folder / "cert.pem"),
-        "tls.client.auth.enabled": True,
-        "tls.client.auth.ca": str(folder / "ca.pem"),
-    }
-    with run_liftbridge(config=config, tls=trusting(ca, ca.issue_cert("test@example.org"))) as cluster:
+    with run_liftbridge(config=certificates.liftbridge_config, tls=certificates.client("test")) as cluster:
         yield cluster
 
 

@@ -22,6 +22,7 @@ from liftenvelope.gateway import Gateway
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import NatsServer
+from tests.integration.certificates import client_tls, server_tls
 from tests.integration.conftest import connect
 from tests.integration.gateway.raw_http2 import RawClient
 
@@ -55,21 +56,6 @@ def policy(tmp_path: Path) -> Path:
     path = tmp_path / "policy.csv"
     path.write_text(EVERYTHING)
     return path
-
-
-def server_tls(ca: trustme.CA) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    ca.issue_cert("127.0.0.1").configure_cert(context)
-    ca.configure_trust(context)
-    context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
-def client_tls(ca: trustme.CA, name: str | None) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    ca.configure_trust(context)
-    ca.issue_cert("app@example.org", common_name=name).configure_cert(context)
-    return context
 
 
 @pytest.fixture

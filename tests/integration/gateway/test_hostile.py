@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import ssl
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,37 +21,27 @@ from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import FaultProxy, GatewayCluster, run_gateway
 from tests.conformance.actions import fill, read, take
 from tests.handled import handled
+from tests.integration.certificates import Certificates, trusting
 from tests.integration.conftest import connect, resident_mib, until
 
 METHODS = [method.name for method in api_pb2.DESCRIPTOR.services_by_name["API"].methods]
 
 
 @pytest.fixture(scope="module")
-def ca() -> trustme.CA:
-    return trustme.CA()
-
-
-def trusting(ca: trustme.CA, own: trustme.LeafCert | None = None) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    ca.configure_trust(context)
-    if own is not None:
-        own.configure_cert(context)
-    return context
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
-def secured(ca: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayCluster]:
+def ca(certificates: Certificates) -> trustme.CA:
+    return certificates.ca
+
+
+@pytest.fixture(scope="module")
+def secured(certificates: Certificates) -> Iterator[GatewayCluster]:
     """A gateway that speaks TLS, and wants to see a certificate of its clients."""
-    folder: Path = tmp_path_factory.mktemp("tls")
-    leaf = ca.issue_cert("127.0.0.1")
-    leaf.private_key_pem.write_to_path(folder / "key.pem")
-    for pem in leaf.cert_chain_pems:
-        pem.write_to_path(folder / "cert.pem", append=True)
-    ca.cert_pem.write_to_path(folder / "ca.pem")
-    config: dict[str, Any] = {f"tls_{name}": str(folder / f"{name}.pem") for name in ("key", "cert")}
-    config["broker_ttl"] = 60.0
-    config["tls_client_ca"] = str(folder / "ca.pem")
-    with run_gateway(config=config, tls=trusting(ca, ca.issue_cert("test@example.org"))) as cluster:
+    config = {**certificates.gateway_config, "broker_ttl": 60.0}
+    with run_gateway(config=config, tls=certificates.client("test")) as cluster:
         yield cluster
 
 

@@ -30,6 +30,7 @@ from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import FaultProxy, NatsServer, run_gateway, run_nats_server
 from tests.handled import handled
+from tests.integration.certificates import client_tls, server_tls
 from tests.integration.conftest import connect, until
 from tests.integration.gateway.http_client import exchange, get
 from tests.integration.gateway.raw_http2 import RawClient
@@ -73,23 +74,13 @@ class Place:
     ) -> AsyncIterator[Gateway]:
         """A gateway with these limits, by default on a connection of its own to ``nats``."""
         nc = await connect(url or self.nats.url)
-        context = self.server_tls() if tls else None
+        context = server_tls(self.ca) if tls else None
         async with Gateway(nc, tls=context, limits=Limits(**limits), **(options or {})) as gateway:
             yield gateway
         await nc.close()
 
-    def server_tls(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.ca.issue_cert("127.0.0.1").configure_cert(context)
-        self.ca.configure_trust(context)
-        context.verify_mode = ssl.CERT_REQUIRED
-        return context
-
     def client_tls(self, name: str) -> ssl.SSLContext:
-        context = ssl.create_default_context()
-        self.ca.configure_trust(context)
-        self.ca.issue_cert("app@example.org", common_name=name).configure_cert(context)
-        return context
+        return client_tls(self.ca, name)
 
 
 Case = Callable[[Place], Awaitable[None]]

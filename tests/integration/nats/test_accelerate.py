@@ -7,7 +7,6 @@ stand between those of nats-py's own subscriptions.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from liftenvelope.nats import accelerate
 from liftenvelope.nats.receiving import subscribe_direct
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from tests.handled import handled
+from tests.integration.certificates import trusting
 from tests.integration.conftest import connect, until
 
 Connect = Callable[..., Awaitable[Client]]
@@ -398,11 +398,9 @@ async def test_tls(open_connection: Connect, name: str, watch: Watch, tmp_path: 
     leaf = ca.issue_cert("127.0.0.1")
     leaf.private_key_pem.write_to_path(tmp_path / "key.pem")
     leaf.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
-    trust = ssl.create_default_context()
-    ca.configure_trust(trust)
     files = {"cert_file": str(tmp_path / "cert.pem"), "key_file": str(tmp_path / "key.pem")}
     with run_nats_server(config={"tls": files}) as server:
-        nc = await open_connection(server.url.replace("nats://", "tls://"), tls=trust)
+        nc = await open_connection(server.url.replace("nats://", "tls://"), tls=trusting(ca))
         sub = await nc.subscribe(f"{name}.tls")
         for payload in numbered(1_000):
             await nc.publish(f"{name}.tls", payload)

@@ -14,6 +14,7 @@ from liftenvelope.errors import TransportError
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.limits import ServerLimits
 from liftenvelope.rpc.server import Server, ServerCall, unary
+from tests.integration.certificates import client_tls, server_tls, trusting
 
 PATIENCE = 120.0
 PLACES = 20
@@ -85,15 +86,10 @@ async def test_connections_with_open_calls_make_room_for_another_client(server: 
 
 async def test_newcomer_from_the_address_of_a_certified_client_ends_no_call() -> None:
     authority = trustme.CA()
-    tls, own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
-    authority.issue_cert("127.0.0.1").configure_cert(tls)
-    authority.issue_cert("ann@example.org").configure_cert(own)
-    for context in (tls, own):
-        authority.configure_trust(context)
-    tls.verify_mode = ssl.CERT_REQUIRED
+    own = client_tls(authority, "ann")
     limits = ServerLimits(max_connections=3, handshake_timeout=PATIENCE)
     async with Server({"/test/chat": chat}, limits=limits) as server, AsyncExitStack() as stack:
-        await server.start(tls=tls)
+        await server.start(tls=server_tls(authority))
         calls = []
         for _ in range(3):
             channel = await stack.enter_async_context(await Channel.connect(server.address, tls=own))
@@ -113,14 +109,13 @@ async def test_newcomer_from_the_address_of_a_certified_client_ends_no_call() ->
 
 async def test_unfinished_handshakes_make_room() -> None:
     authority = trustme.CA()
-    tls, trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(tls)
-    authority.configure_trust(trusting)
     limits = ServerLimits(max_connections=PLACES, handshake_timeout=PATIENCE)
     async with Server({"/test/echo": unary(echo)}, limits=limits) as server:
         await server.start(tls=tls)
         opened = [await silent(server) for _ in range(2 * PLACES)]
-        async with await Channel.connect(server.address, tls=trusting) as channel:
+        async with await Channel.connect(server.address, tls=trusting(authority)) as channel:
             assert await channel.unary("/test/echo", b"x", timeout=PATIENCE) == b"x"
         for _, writer in opened:
             writer.close()

@@ -17,6 +17,7 @@ from liftenvelope.errors import TransportError
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.blocking import BlockingChannel
 from liftenvelope.rpc.server import Server, unary
+from tests.integration.certificates import trusting
 from tests.integration.rpc.test_blocking import Service
 from tests.integration.rpc.test_read_pauses import AlwaysDue
 
@@ -33,9 +34,7 @@ def certificate(ca: trustme.CA) -> trustme.LeafCert:
 
 @pytest.fixture
 def client_tls(ca: trustme.CA) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    ca.configure_trust(context)
-    return context
+    return trusting(ca)
 
 
 @pytest.fixture

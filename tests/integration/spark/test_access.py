@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from liftenvelope.spark._writing import write_task
 from liftenvelope.spark.errors import OptionError
 from liftenvelope.testing import GatewayCluster, run_gateway, run_liftbridge
 from tests.integration.bulk_streams import jetstream
+from tests.integration.certificates import trusting
 
 TASK = "query:0:0"
 
@@ -35,9 +35,7 @@ class Pki:
         self.cert, self.key = self._files(self.ca.issue_cert("127.0.0.1"), folder, "server")
         client = self.ca.issue_cert("spark@example.org")
         self.client_cert, self.client_key = self._files(client, folder, "client")
-        self.context = ssl.create_default_context()
-        self.ca.configure_trust(self.context)
-        client.configure_cert(self.context)
+        self.context = trusting(self.ca, client)
 
     def _files(self, leaf: trustme.LeafCert, folder: Path, name: str) -> tuple[str, str]:
         key, cert = folder / f"{name}.key", folder / f"{name}.pem"
