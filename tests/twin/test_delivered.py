@@ -6,7 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +18,7 @@ from liftenvelope._native import _fastframes
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.nats.headers import Headers, headers_of
 from tests.twin import readable
+from tests.twin.awaiting import check_default_is_for_the_end_and_not_for_a_wait, check_next_item_can_be_a_task
 from tests.twin.test_frames import split
 from tests.twin.test_nats_walker import hmsg, msg
 
@@ -242,56 +243,21 @@ async def test_iterating(frames: ModuleType) -> None:
 
 @TWINS
 async def test_default_is_for_the_end_and_not_for_a_wait(frames: ModuleType) -> None:
-    go_on = asyncio.Event()
-
-    async def wait() -> str:
-        await go_on.wait()
-        return "waited"
-
-    queue = frames.MessageQueue(0, False, lambda: None, wait)
-    waiting = asyncio.ensure_future(anext(queue, "the end"))
-    await asyncio.sleep(0)
-    go_on.set()
-    assert await asyncio.wait_for(waiting, 60) == "waited"
+    await check_default_is_for_the_end_and_not_for_a_wait(
+        lambda wait: frames.MessageQueue(0, False, lambda: None, wait)
+    )
 
 
 @TWINS
 async def test_next_item_can_be_a_task(frames: ModuleType) -> None:
-    begun, go_on = asyncio.Event(), asyncio.Event()
-
-    async def wait() -> str:
-        begun.set()
-        await go_on.wait()
-        return "waited"
-
-    queue = frames.MessageQueue(0, False, lambda: None, wait)
     messages = [Model(frames, 1, False).message(1) for _ in range(2)]
-    queue.extend(list(messages))
-    assert isinstance(anext(queue), Coroutine)
-    with pytest.raises(ValueError, match="before the start"):
-        anext(queue).throw(ValueError("before the start"))
-    anext(queue).close()
-    cancelled = asyncio.create_task(anext(queue))
-    cancelled.cancel()
-    await asyncio.wait({cancelled})
-    assert cancelled.cancelled()
-    assert await asyncio.create_task(anext(queue)) is messages[0]
-    with pytest.raises(StopIteration) as caught:
-        anext(queue).send(None)
-    assert caught.value.value is messages[1]
-    cancelled = asyncio.create_task(anext(queue))
-    await begun.wait()
-    cancelled.cancel()
-    await asyncio.wait({cancelled})
-    assert cancelled.cancelled()
-    waiting = asyncio.create_task(anext(queue))
-    await asyncio.sleep(0)
-    go_on.set()
-    assert await asyncio.wait_for(waiting, 60) == "waited"
-    step = anext(queue)
-    with pytest.raises(StopIteration, match="waited"):
-        step.send(None)
-    step.close()
+
+    def filled(wait: Callable[[], Awaitable[str]]) -> Any:
+        queue = frames.MessageQueue(0, False, lambda: None, wait)
+        queue.extend(list(messages))
+        return queue
+
+    await check_next_item_can_be_a_task(filled, [id(message) for message in messages], id)
 
 
 @TWINS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from liftenvelope._native import _fasthandout
 from liftenvelope.errors import UsageTypeError
 from tests.fuzz.targets.handout import TARGETS, Handed
 from tests.twin import readable
+from tests.twin.awaiting import check_default_is_for_the_end_and_not_for_a_wait, check_next_item_can_be_a_task
 
 TWINS = pytest.mark.parametrize("twin", [readable.handout, _fasthandout], ids=["python", "cython"])
 
@@ -81,57 +82,22 @@ async def test_messages_that_are_there_need_no_wait(twin: ModuleType) -> None:
 
 @TWINS
 async def test_default_is_for_the_end_and_not_for_a_wait(twin: ModuleType) -> None:
-    go_on = asyncio.Event()
-
-    async def wait() -> str:
-        await go_on.wait()
-        return "waited"
-
-    hand = twin.HandOut(SimpleNamespace(generation=1, owned_until=10.0), lambda: 1.0, wait)
-    waiting = asyncio.ensure_future(anext(hand, "the end"))
-    await asyncio.sleep(0)
-    go_on.set()
-    assert await asyncio.wait_for(waiting, 60) == "waited"
+    session = SimpleNamespace(generation=1, owned_until=10.0)
+    await check_default_is_for_the_end_and_not_for_a_wait(
+        lambda wait: twin.HandOut(session, lambda: 1.0, wait)
+    )
 
 
 @TWINS
 async def test_next_item_can_be_a_task(twin: ModuleType) -> None:
-    begun, go_on = asyncio.Event(), asyncio.Event()
+    def filled(wait: Callable[[], Awaitable[str]]) -> Any:
+        member = Member(twin)
+        member.hand = twin.HandOut(member.session, lambda: 1.0, wait)
+        member.hand.until = 5.0
+        member.fill([0, 1])
+        return member.hand
 
-    async def wait() -> str:
-        begun.set()
-        await go_on.wait()
-        return "waited"
-
-    member = Member(twin)
-    member.hand = hand = twin.HandOut(member.session, lambda: 1.0, wait)
-    hand.until = 5.0
-    member.fill([0, 1])
-    assert isinstance(anext(hand), Coroutine)
-    with pytest.raises(ValueError, match="before the start"):
-        anext(hand).throw(ValueError("before the start"))
-    anext(hand).close()
-    cancelled = asyncio.create_task(anext(hand))
-    cancelled.cancel()
-    await asyncio.wait({cancelled})
-    assert cancelled.cancelled()
-    assert (await asyncio.create_task(anext(hand))).offset == 0
-    with pytest.raises(StopIteration) as caught:
-        anext(hand).send(None)
-    assert caught.value.value.offset == 1
-    cancelled = asyncio.create_task(anext(hand))
-    await begun.wait()
-    cancelled.cancel()
-    await asyncio.wait({cancelled})
-    assert cancelled.cancelled()
-    waiting = asyncio.create_task(anext(hand))
-    await asyncio.sleep(0)
-    go_on.set()
-    assert await asyncio.wait_for(waiting, 60) == "waited"
-    step = anext(hand)
-    with pytest.raises(StopIteration, match="waited"):
-        step.send(None)
-    step.close()
+    await check_next_item_can_be_a_task(filled, [0, 1], lambda message: message.offset)
 
 
 @TWINS

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from liftenvelope._native import _fastframes
 from tests.fuzz.targets.ordered import TARGET
 from tests.twin import readable
+from tests.twin.awaiting import check_default_is_for_the_end_and_not_for_a_wait
 
 TWINS = pytest.mark.parametrize("frames", [readable.frames, _fastframes], ids=["python", "cython"])
 
@@ -153,17 +154,7 @@ def test_owner_may_switch_when_the_queue_is_low(frames: ModuleType) -> None:
 
 @TWINS
 async def test_default_is_for_the_end_and_not_for_a_wait(frames: ModuleType) -> None:
-    go_on = asyncio.Event()
-
-    async def wait() -> str:
-        await go_on.wait()
-        return "waited"
-
-    order = frames.OrderedQueue(wait)
-    waiting = asyncio.ensure_future(anext(order, "the end"))
-    await asyncio.sleep(0)
-    go_on.set()
-    assert await asyncio.wait_for(waiting, 60) == "waited"
+    await check_default_is_for_the_end_and_not_for_a_wait(frames.OrderedQueue)
 
     async def end() -> None:
         raise StopAsyncIteration

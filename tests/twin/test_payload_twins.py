@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import mmap
 from typing import TYPE_CHECKING, Any
 
@@ -262,14 +261,6 @@ ODD = st.one_of(
 )
 def test_odd_arguments_are_refused_alike(options: dict[str, Any]) -> None:
     assert outcome(fast.publish_request, **options) == outcome(slow.publish_request, **options)
-
-
-def test_signatures_are_the_same() -> None:
-    for name in ("read_messages", "read_publish_responses", "publish_request"):
-        ours, theirs = (inspect.signature(getattr(twin, name)).parameters for twin in (fast, slow))
-        assert [(p.name, p.kind, p.default) for p in ours.values()] == [
-            (p.name, p.kind, p.default) for p in theirs.values()
-        ], name
 
 
 def test_two_gibibytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

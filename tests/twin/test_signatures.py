@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -158,6 +159,7 @@ def test_stub_and_extension_have_the_same_parameters(piece: str) -> None:
         value = getattr(extension_of(piece), name)
         if isinstance(node, ast.FunctionDef):
             assert parameters(node) == list(inspect.signature(value).parameters), name
+            assert parameters_of(value) == parameters_of(getattr(twin_of(piece), name)), name
         elif isinstance(node, ast.ClassDef):
             for method, function in functions(node.body).items():
                 if method == "constructor":
@@ -170,6 +172,11 @@ def test_stub_and_extension_have_the_same_parameters(piece: str) -> None:
 def parameters(function: ast.FunctionDef) -> list[str]:
     arguments = function.args
     return [item.arg for item in arguments.posonlyargs + arguments.args + arguments.kwonlyargs]
+
+
+def parameters_of(function: Callable[..., object]) -> list[tuple[object, ...]]:
+    """Parameters of a function at run time, without their annotations."""
+    return [(one.name, one.kind, one.default) for one in inspect.signature(function).parameters.values()]
 
 
 def constructors_of(source: Path) -> dict[str, list[str]]:
