@@ -172,54 +172,48 @@ async def test_few_calls_start_per_turn_however_fast_their_frames_are() -> None:
     assert max(starts.values()) <= 18
 
 
-async def test_calls_of_a_lost_connection_are_cancelled_a_few_per_turn() -> None:
-    waiting = ended = 0
+class WaitingCalls:
+    """Calls that end only if they are cancelled, and their numbers."""
 
-    async def wait(call: ServerCall) -> None:
-        nonlocal waiting, ended
-        waiting += 1
+    def __init__(self) -> None:
+        self.begun = self.ended = 0
+
+    async def wait(self, call: ServerCall) -> None:
+        self.begun += 1
         try:
             await asyncio.Event().wait()
         finally:
-            ended += 1
+            self.ended += 1
 
-    async with Server({"/": wait}) as server:
+    async def lose_connection(self, server: Server) -> None:
+        """Begin 500 calls on a connection, and break it off."""
         host, port = (await server.start()).rsplit(":", 1)
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(GREETING + b"".join(headers(stream_id(number), "/") for number in range(500)))
-        while waiting < 500:
+        while self.begun < 500:
             await asyncio.sleep(0)
         writer.transport.abort()
-        before = 0
+
+
+async def test_calls_of_a_lost_connection_are_cancelled_a_few_per_turn() -> None:
+    calls, before = WaitingCalls(), 0
+    async with Server({"/": calls.wait}) as server:
+        await calls.lose_connection(server)
         while server.calls:
             await asyncio.sleep(0)
-            assert ended - before <= 16
-            before = ended
-    assert ended == 500
+            assert calls.ended - before <= 16
+            before = calls.ended
+    assert calls.ended == 500
 
 
 async def test_server_that_closes_waits_for_the_calls_of_lost_connections() -> None:
-    waiting = ended = 0
-
-    async def wait(call: ServerCall) -> None:
-        nonlocal waiting, ended
-        waiting += 1
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended += 1
-
-    async with Server({"/": wait}) as server:
-        host, port = (await server.start()).rsplit(":", 1)
-        _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(GREETING + b"".join(headers(stream_id(number), "/") for number in range(500)))
-        while waiting < 500:
+    calls = WaitingCalls()
+    async with Server({"/": calls.wait}) as server:
+        await calls.lose_connection(server)
+        while not calls.ended:
             await asyncio.sleep(0)
-        writer.transport.abort()
-        while not ended:
-            await asyncio.sleep(0)
-        assert ended < 500
-    assert ended == 500
+        assert calls.ended < 500
+    assert calls.ended == 500
 
 
 async def test_call_that_is_reset_at_once_costs_no_task() -> None:

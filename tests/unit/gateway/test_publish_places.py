@@ -110,47 +110,44 @@ async def test_place_of_a_message_that_was_not_sent_is_free_again() -> None:
     assert (places.free, places._shares) == (1, {})
 
 
-async def test_place_given_to_a_call_that_is_cancelled_at_once_is_passed_on() -> None:
+async def one_place_for_three() -> tuple[PublishPlaces, list[Publisher]]:
+    """A single place, and three connections: the first has it, the others wait in their order."""
     places = PublishPlaces(1, 1)
-    one, two, three = (Publisher(places, name) for name in ("one", "two", "three"))
-    await one.publish()
-    await two.publish()
-    await three.publish()
+    publishers = [Publisher(places, name) for name in ("one", "two", "three")]
+    for publisher in publishers:
+        await publisher.publish()
+    return places, publishers
+
+
+async def check_that_only_the_third_was_sent(places: PublishPlaces, two: Publisher, three: Publisher) -> None:
+    assert (len(two.sent), len(three.sent)) == (0, 1)
+    await three.end()
+    assert (places.free, places._shares, places._queues) == (1, {}, {})
+
+
+async def test_place_given_to_a_call_that_is_cancelled_at_once_is_passed_on() -> None:
+    places, (one, two, three) = await one_place_for_three()
     one.sent[0].set_result(0)
     await asyncio.sleep(0)  # the place is given to the second, whose task has not run yet
     two.tasks[0].cancel()
     await settled()
-    assert (len(two.sent), len(three.sent)) == (0, 1)
-    await three.end()
-    assert (places.free, places._shares, places._queues) == (1, {}, {})
+    await check_that_only_the_third_was_sent(places, two, three)
 
 
 async def test_place_is_offered_past_a_connection_whose_message_was_cancelled() -> None:
-    places = PublishPlaces(1, 1)
-    one, two, three = (Publisher(places, name) for name in ("one", "two", "three"))
-    await one.publish()
-    await two.publish()
-    await three.publish()
+    places, (one, two, three) = await one_place_for_three()
     two.tasks[0].cancel()
     await settled()
     await one.ack()
-    assert (len(two.sent), len(three.sent)) == (0, 1)
-    await three.end()
-    assert (places.free, places._shares, places._queues) == (1, {}, {})
+    await check_that_only_the_third_was_sent(places, two, three)
 
 
 async def test_place_is_offered_past_a_message_that_is_just_being_cancelled() -> None:
-    places = PublishPlaces(1, 1)
-    one, two, three = (Publisher(places, name) for name in ("one", "two", "three"))
-    await one.publish()
-    await two.publish()
-    await three.publish()
+    places, (one, two, three) = await one_place_for_three()
     one.sent[0].set_result(0)
     two.tasks[0].cancel()  # both are noticed in the next pass of the event loop
     await settled()
-    assert (len(two.sent), len(three.sent)) == (0, 1)
-    await three.end()
-    assert (places.free, places._shares, places._queues) == (1, {}, {})
+    await check_that_only_the_third_was_sent(places, two, three)
 
 
 async def test_place_is_offered_past_a_connection_that_may_not_take_it() -> None:
