@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from liftenvelope.correlation import PendingAcks, Stray
 from liftenvelope.errors import UsageError, UsageTypeError
+from tests.unit.test_correlation import ack, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,32 +15,11 @@ if TYPE_CHECKING:
     from liftenvelope.envelope import Ack
 
 
-@dataclass
-class AckStandIn:
-    """A stand-in for Ack: the table reads nothing but the id."""
-
-    correlation_id: str
-
-
-def ack(correlation_id: str) -> Ack:
-    return cast("Ack", AckStandIn(correlation_id))
-
-
 class Strays(list[tuple[str, Stray]]):
     """An ``on_stray`` that writes down what it gets."""
 
     def __call__(self, ack: Ack, stray: Stray) -> None:
         self.append((ack.correlation_id, stray))
-
-
-def kind_of(pending: PendingAcks, correlation_id: str) -> Stray:
-    """Return the kind of a stray ack with this id."""
-    before = pending.stats
-    assert pending.resolve(ack(correlation_id)) is None
-    after = pending.stats
-    grown = [stray for stray in Stray if getattr(after, stray.value) > getattr(before, stray.value)]
-    assert len(grown) == 1
-    return grown[0]
 
 
 class TestStrays:

@@ -24,6 +24,7 @@ from liftenvelope.errors import (
     MalformedEnvelopeError,
     TruncatedEnvelopeError,
 )
+from tests.twin.strategies import tag, varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,18 +57,6 @@ ACK = Ack(
     commit_timestamp_ns=2**62,
     error=4,
 )
-
-
-def varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes((*out, number))
-
-
-def tag(field: int, kind: int) -> bytes:
-    return varint(field << 3 | kind)
 
 
 def blob(field: int, data: bytes) -> bytes:

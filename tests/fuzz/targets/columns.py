@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from liftenvelope.errors import LiftEnvelopeError
 from tests.fuzz.target import ACKNOWLEDGES, MESSAGES, PUBLISHES, Chunks, Exact, Target, option
-from tests.fuzz.targets.values import corpus
+from tests.fuzz.targets.values import attempt, corpus
 
 __all__ = ["TARGETS", "Faulty"]
 
@@ -194,15 +193,6 @@ class Table:
         names, values = self.column(twin, NAME), self.column(twin, CONTENT)
         faulty = Faulty([b""] * count, self.faults[option(self.options, 9, 6)], self.exact)
         return twin.HeaderColumn.of_map(*faulty.ends(ends, False)[:4], names, values)
-
-
-def attempt(work: Callable[[], Any], *expected: type[Exception]) -> Any:
-    try:
-        return work()
-    except LiftEnvelopeError as exc:
-        return type(exc), str(exc)
-    except expected as exc:
-        return type(exc)
 
 
 def optional(table: Table, twin: Any, which: int, count: int) -> Any:

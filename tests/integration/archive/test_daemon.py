@@ -33,7 +33,7 @@ from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.testing import NatsServer
 from tests.integration.bulk_streams import jetstream, make_stream, numbered, publish
 from tests.integration.certificates import Certificates
-from tests.integration.conftest import connect
+from tests.integration.conftest import connect, until
 from tests.integration.project.test_examples import ROOT
 
 
@@ -66,15 +66,24 @@ def rows_of(folder: Path) -> list[int]:
     return sorted(found)
 
 
-async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120):
-        while not is_true():
-            await asyncio.sleep(0.02)
-
-
 async def fetch(address: str, path: str) -> tuple[int, str]:
     async with ClientSession() as session, session.get(f"http://{address}{path}") as answer:
         return answer.status, await answer.text()
+
+
+def held_after_writing(patch: pytest.MonkeyPatch, writer: str) -> tuple[threading.Event, threading.Event]:
+    """Hold a writer of ``bulk`` once it has written; return the events of that and of leave to go on."""
+    has_written, may_end = threading.Event(), threading.Event()
+    write = getattr(bulk, writer)
+
+    def slow(*args: Any, **options: Any) -> Any:
+        done = write(*args, **options)
+        has_written.set()
+        assert may_end.wait(120)
+        return done
+
+    patch.setattr(bulk, writer, slow)
+    return has_written, may_end
 
 
 def paused_run(patch: pytest.MonkeyPatch, name: str, daemon: ArchiveDaemon) -> threading.Event:
@@ -232,16 +241,7 @@ async def test_once_that_is_stopped_succeeds_if_all_have_run(
 ) -> None:
     await asyncio.to_thread(make_stream, url, name)
     await asyncio.to_thread(publish, url, numbered(name, 100))
-    has_written, may_end = threading.Event(), threading.Event()
-    write = bulk.to_parquet
-
-    def slow(*args: Any, **options: Any) -> Any:
-        done = write(*args, **options)
-        has_written.set()
-        assert may_end.wait(120)
-        return done
-
-    monkeypatch.setattr(bulk, "to_parquet", slow)
+    has_written, may_end = held_after_writing(monkeypatch, "to_parquet")
     config = read_archive_config(config_of(tmp_path, url, name, *others, more=f"max_active = {most}"))
     daemon = ArchiveDaemon(config)
     task = asyncio.create_task(daemon.run(once=True))
@@ -487,16 +487,7 @@ async def test_no_upkeep_begins_once_the_daemon_stops(
     await asyncio.to_thread(publish, url, numbered(name, 100))
     maintained = []
     monkeypatch.setattr(bulk.TableWriter, "maintain", lambda *_, **__: maintained.append(1))
-    has_written, may_end = threading.Event(), threading.Event()
-    write = bulk.to_delta
-
-    def slow(*args: Any, **options: Any) -> Any:
-        done = write(*args, **options)
-        has_written.set()
-        assert may_end.wait(120)
-        return done
-
-    monkeypatch.setattr(bulk, "to_delta", slow)
+    has_written, may_end = held_after_writing(monkeypatch, "to_delta")
     daemon = ArchiveDaemon(read_archive_config(config_of(tmp_path, url, name, target=MAINTAINED)))
     task = asyncio.create_task(daemon.run())
     await until(has_written.is_set)

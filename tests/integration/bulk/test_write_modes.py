@@ -8,7 +8,6 @@ import re
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -32,7 +31,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.testing import FaultProxy
-from tests.integration.bulk_streams import jetstream, make_stream
+from tests.integration.bulk_streams import jetstream, make_stream, wait_for
 
 MODES: list[Any] = ["pipelined", "atomic", "fast"]
 MAPS = pa.map_(pa.string(), pa.binary())
@@ -57,13 +56,6 @@ def numbers(count: int, size: int = 0, first: int = 0) -> pa.Table:
 def values(url: str, stream: str) -> list[int]:
     found = bulk.read(url, stream, columns=["value"]).read_all()["value"].to_pylist()
     return [int(value.partition(b".")[0]) for value in found]
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def rows_with(count: int, row: int, name: str, value: str) -> pa.Table:
@@ -408,7 +400,7 @@ class TestLostConnections:
                 acked, unknown = failed.acked, failed.unknown
         assert unknown in (0, 1_000)
         # The server may be in the middle of storing a batch whose ack nobody waits for any more.
-        eventually(lambda: bulk.count(url, name) % 1_000 == 0)
+        wait_for("all rows", lambda: bulk.count(url, name) % 1_000 == 0)
         stored = values(url, name)
         assert stored == list(range(len(stored)))
         assert acked <= len(stored) <= acked + unknown

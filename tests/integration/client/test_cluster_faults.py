@@ -22,6 +22,7 @@ from liftenvelope.errors import (
     TransportError,
 )
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, LiftbridgeNode, run_liftbridge
+from tests.conformance.actions import take
 from tests.integration.conftest import until
 
 
@@ -81,14 +82,6 @@ async def read_to(messages: Subscription, into: list[Message], end: asyncio.Futu
         message = await messages.next(0.1)
         if message is not None:
             into.append(message)
-
-
-async def take(messages: Subscription, count: int) -> list[Message]:
-    taken: list[Message] = []
-    async with asyncio.timeout(60):
-        while len(taken) < count:
-            taken.append(await anext(messages))
-    return taken
 
 
 async def test_as_many_replicas_as_there_are(client: Client, name: str) -> None:

@@ -29,6 +29,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_liftbridge
 from tests.cleaner_clock import CleanerClock
+from tests.conformance.actions import take
 from tests.integration.conftest import until
 
 
@@ -73,14 +74,6 @@ async def fill(client: Client, stream: str, count: int) -> None:
     values = (b"m%d" % number for number in range(count))
     summary = await client.publish_many(stream, values, partition=0)
     assert summary.acked == count
-
-
-async def take(messages: MessageReader, count: int, seconds: float = 60.0) -> list[Message]:
-    taken: list[Message] = []
-    async with asyncio.timeout(seconds):
-        while len(taken) < count:
-            taken.append(await anext(messages))
-    return taken
 
 
 async def publish_numbers(client: Client, stream: str, stop: asyncio.Event) -> dict[int, bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from liftenvelope.group._controller.store import GroupStore
 from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import NatsServer
+from tests.conformance.actions import eventually
 from tests.integration.conftest import connect, until
 from tests.integration.gateway.policed_gateway import Caller, PolicedGateway
 
@@ -92,12 +93,6 @@ async def status_of(call: Awaitable[None]) -> RpcError:
     with pytest.raises(RpcError) as info:
         await call
     return info.value
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not await condition():
-            await asyncio.sleep(0.05)
 
 
 async def denied_calls(policed: PolicedGateway, name: str, found: Any, leader: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from liftenvelope.nats import accelerate
 from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import NatsServer, run_gateway
+from tests.conformance.actions import eventually
 from tests.integration.conftest import connect
 from tests.integration.gateway.policed_gateway import Caller
 
@@ -98,12 +99,6 @@ def coordinator_of(faces: list[Face], answer: Any) -> tuple[Face, Face]:
     (one,) = [face for face in faces if face.gateway.id == answer.coordinator]
     (other,) = [face for face in faces if face is not one]
     return one, other
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(60):
-        while not await condition():
-            await asyncio.sleep(0.05)
 
 
 async def test_the_life_of_a_group(faces: list[Face], name: str) -> None:

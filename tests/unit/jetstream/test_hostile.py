@@ -13,7 +13,6 @@ from nats.aio.client import Client
 
 from liftenvelope.errors import (
     CallTimeoutError,
-    InternalError,
     LiftEnvelopeError,
     ServerProtocolError,
     UsageError,
@@ -25,6 +24,7 @@ from liftenvelope.jetstream.bucket import Bucket
 from liftenvelope.jetstream.counting import is_stored
 from liftenvelope.jetstream.infos import ConsumerInfo, StreamInfo
 from tests.unit.bulk.test_hostile import ANSWERS
+from tests.unit.client.test_hostile import raised
 from tests.unit.hostile_nats import CONSUMER_INFO, STREAM_INFO, FakeNats, Script, msg, status, usual
 
 TIMEOUT = 0.5
@@ -82,16 +82,6 @@ CALLS: dict[str, Callable[[JetStream], Awaitable[object]]] = {
     "bucket entries": lambda js: Bucket(js, "bucket").entries(">"),
     "group store": lambda js: GroupStore(js, "bucket", 1).open(TIMEOUT),
 }
-
-
-async def raised(call: Awaitable[object]) -> LiftEnvelopeError | None:
-    try:
-        await call
-    except InternalError:
-        raise
-    except LiftEnvelopeError as exc:
-        return exc
-    return None
 
 
 @pytest.mark.parametrize("answer", MORE_ANSWERS.values(), ids=MORE_ANSWERS.keys())
