@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope.consumers.options import KeyT
+from liftenvelope.consumers.tasks import cancel
 from liftenvelope.errors import LiftEnvelopeError, UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from liftenvelope.consumers.options import AssignmentCallback, ShellOptions
 
-__all__ = ["TURN", "ConsumerShell", "ShellReader", "cancel", "stop"]
+__all__ = ["TURN", "ConsumerShell", "ShellReader", "stop"]
 
 #: Seconds for which messages are handed out in a row before other tasks get a turn.
 TURN: Final = 0.05
@@ -326,12 +327,3 @@ async def stop(readers: Collection[ShellReader]) -> None:
         reader.stop()
     for reader in readers:
         await reader.close()
-
-
-async def cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel tasks and wait for their end, except for the current task: callbacks may call ``close``."""
-    others = [task for task in tasks if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    if others:
-        await asyncio.wait(others)

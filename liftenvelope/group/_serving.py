@@ -16,6 +16,7 @@ from nats.nuid import NUID
 
 from liftenvelope._pb import groups_pb2 as pb
 from liftenvelope._version import __version__
+from liftenvelope.consumers.tasks import cancel
 from liftenvelope.errors import GroupError
 from liftenvelope.group._controller.concurrency import at_once
 from liftenvelope.group.assignors import TopicPartition
@@ -138,10 +139,7 @@ class GroupService:
                 with contextlib.suppress(nats.errors.Error, OSError):
                     await _to_its_end(service.stop())
         finally:
-            for task in self._tasks:
-                task.cancel()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
+            await cancel(self._tasks)
 
     # Requests
 

@@ -23,7 +23,8 @@ from liftenvelope.client._consuming.membership import StreamPartition
 from liftenvelope.client._consuming.reader import ConsumerReader
 from liftenvelope.client._events import CheckpointFailed, GroupLeaveFailed
 from liftenvelope.client.core import check_partition, check_stream
-from liftenvelope.consumers.shell import TURN, ConsumerShell, cancel, stop
+from liftenvelope.consumers.shell import TURN, ConsumerShell, stop
+from liftenvelope.consumers.tasks import cancel
 from liftenvelope.errors import FencedError, LiftEnvelopeError, TransportError
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._logs.throttle import Throttle
+from liftenvelope.consumers.tasks import cancel
 from liftenvelope.envelope import Ack, Message, marshal_ack, unmarshal_message
 from liftenvelope.errors import (
     AckTimeoutError,
@@ -106,10 +107,7 @@ class CheckedIntake:
         while self._subscriptions:  # a cancelled call leaves the others to the next
             await self._link.unsubscribe(self._subscriptions[-1])
             self._subscriptions.pop()
-        for task in self._sending:
-            task.cancel()
-        if self._sending:
-            await asyncio.wait(self._sending)
+        await cancel(self._sending)
 
     async def _answer(self, msg: Msg) -> None:
         if self._inboxes.replies.admits(msg):

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from liftenvelope._backoff import Backoff
 from liftenvelope._checks import as_seconds
+from liftenvelope.consumers.tasks import cancel
 from liftenvelope.errors import (
     CallTimeoutError,
     ConsumerNotFoundError,
@@ -225,8 +226,7 @@ class PartitionAckReader:
         self._watch.remove(self)
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            await cancel([task])
         await self._unsubscribe()
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import about
 from liftenvelope._pb import api_pb2
+from liftenvelope.consumers.tasks import cancel
 from liftenvelope.errors import UsageError
 from liftenvelope.gateway._clients.policy import RECORD_SUBJECT, Policy
 from liftenvelope.gateway._protocol.failures import refused_publish
@@ -128,8 +129,7 @@ class Authorization:
         """Stop watching the file."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            await cancel([task])
 
     def check(self, client: str, resource: str, method: str) -> None:
         """Check that a client may call a method on a resource.

@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError
 from liftenvelope._backoff import Backoff
 from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
+from liftenvelope.consumers.tasks import cancel
 from liftenvelope.errors import LiftEnvelopeError, WrongLastSequenceError
 from liftenvelope.gateway._cluster.records import RecordedEvent
 
@@ -134,8 +135,7 @@ class ActivityLog:
         deadline = Deadline(timeout)
         while self._waiting and not deadline.is_over and not task.done():
             await asyncio.sleep(0.01)
-        task.cancel()
-        await asyncio.wait([task])
+        await cancel([task])
 
     # Events of streams
 

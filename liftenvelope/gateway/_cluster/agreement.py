@@ -13,6 +13,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope.consumers.tasks import cancel
 from liftenvelope.errors import InternalError, LiftEnvelopeError
 from liftenvelope.gateway._cluster.stored_json import check_fields, read_stored
 from liftenvelope.gateway._protocol.names import encode_name
@@ -77,10 +78,7 @@ class Agreement:
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             await self._link.unsubscribe(subscription)
-        for task in self._answering:
-            task.cancel()
-        if self._answering:
-            await asyncio.wait(self._answering)
+        await cancel(self._answering)
 
     async def reach(self, name: str) -> None:
         """Wait until the other gateways have seen this gateway's revision of a stream, for at most 5 seconds.

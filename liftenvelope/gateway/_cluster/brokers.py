@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope.consumers.tasks import cancel
 from liftenvelope.errors import (
     CallTimeoutError,
     InternalError,
@@ -222,8 +223,7 @@ class LiveBrokers:
         self._regained.set()
         self._lease.end()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await cancel([self._task])
         if self.me not in self._alive:
             return  # never announced
         # If this fails, the others notice after the TTL.

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._logs.throttle import Throttle
+from liftenvelope.consumers.tasks import cancel
 from liftenvelope.errors import CallTimeoutError, InternalError, LiftEnvelopeError
 from liftenvelope.jetstream import OrderedReset, PullEvent
 from liftenvelope.jetstream.counting import is_stored
@@ -80,9 +81,7 @@ class Mirror:
             yield
         finally:
             self.is_following = False
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            await cancel(tasks)
             messages.stop()  # a task that is cancelled before it runs does not stop them
 
     async def _open(self) -> Messages:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope import envelope as codec
 from liftenvelope._checks import as_seconds
+from liftenvelope.consumers.tasks import cancel
 from liftenvelope.errors import (
     CallTimeoutError,
     EnvelopeError,
@@ -171,8 +172,7 @@ class Compactor:
         """Stop and drop the index. A running compaction is cancelled, which loses nothing."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            await cancel([task])
         self._forget()
 
     async def _run(self) -> None:

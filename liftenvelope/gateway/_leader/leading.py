@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from liftenvelope._checks import RESERVED
+from liftenvelope.consumers.tasks import cancel
 from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
 from liftenvelope.gateway._acks.reader import PartitionAckReader
 from liftenvelope.gateway._cluster.brokers import leader_of
@@ -98,11 +99,7 @@ class Leading:
     async def close(self) -> None:
         """Stop leading all partitions."""
         self._watch.remove(self)
-        tasks = {*self._tasks, *self._batches}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await cancel({*self._tasks, *self._batches})
         led, self._led = self._led, {}
         parts = {one for parts in led.values() for one in parts.values()}
         # The task may have been cancelled while it stopped some.

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from liftenvelope._deadlines import Deadline
+from liftenvelope.consumers.tasks import cancel
 from liftenvelope.errors import (
     CallTimeoutError,
     JetStreamError,
@@ -378,10 +379,5 @@ class _Start:
         file = LogFile(path)
         self._stack.callback(file.close)
         following = asyncio.create_task(follow(file, watch), name="log of nats-server")
-        self._stack.push_async_callback(_stop, following)
+        self._stack.push_async_callback(cancel, [following])
         return watch
-
-
-async def _stop(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])

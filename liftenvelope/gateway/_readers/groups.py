@@ -26,6 +26,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._pb import api_pb2, groups_pb2
+from liftenvelope.consumers.tasks import cancel
 from liftenvelope.errors import GroupError
 from liftenvelope.gateway._clients.authorization import client_name
 from liftenvelope.gateway._protocol.requests import read_request
@@ -156,10 +157,7 @@ class GroupFace:
 
     async def close(self) -> None:
         """Release the groups, so that other gateways take them over at once."""
-        for task in self._telling:
-            task.cancel()
-        if self._telling:
-            await asyncio.wait(self._telling)
+        await cancel(self._telling)
         await self._coordinator.close()
 
     @property

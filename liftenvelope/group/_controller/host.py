@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from liftenvelope.consumers.tasks import cancel
 from liftenvelope.errors import GroupError, WrongLastSequenceError
 from liftenvelope.group._controller.offsets import OffsetKeys
 from liftenvelope.group._controller.store import GroupStore
@@ -215,8 +216,7 @@ class GroupHost:
     async def close(self, error: GroupError) -> None:
         """Stop serving the group here. The stored state stays as it is."""
         self._finish(error)
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        await cancel([self._task])
 
     # Task that changes the group
 

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Final, Literal, Self
 
 from liftenvelope._checks import MAX_INT64, MOST_BATCH_BYTES, as_count, as_seconds
-from liftenvelope.consumers.shell import TURN, cancel, stop
+from liftenvelope.consumers.shell import TURN, stop
+from liftenvelope.consumers.tasks import cancel
 from liftenvelope.errors import CallTimeoutError, GroupError, TransportError
 from liftenvelope.group._member.options import GroupConsumerOptions, PartitionsCallback, check_all_topics
 from liftenvelope.group._member.partitions import GroupConsumerPartitions
