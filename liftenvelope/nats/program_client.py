@@ -1,4 +1,4 @@
-"""nats-py connections of this package's own programs, with mends of five of its defects.
+"""nats-py connections of this package's own programs, with mends of six of its defects.
 
 nats-py begins with TLS only if the server asks for it, also for ``tls://`` URLs. To a server that does not
 ask, or to one in between that claims so, it sends the login in plain text.
@@ -15,11 +15,16 @@ after the login, and nats-py drops it. The server answers a message above it wit
 nats-py closes a connection for good after any error of the server but a refused permission, such as that one
 or an expired login. A connection without a limit on reconnects now reconnects, unless the server goes on with
 it, as after a subscription too many.
+
+nats-py reads the files of a login for each reconnect, and ends its attempts for good if one holds no seed, as
+while it is being written. Without a JWT in the file of credentials it reads on for ever, and holds the event
+loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import nats.errors
@@ -27,7 +32,10 @@ from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 from nats.protocol.parser import PERMISSIONS_ERR
 
+from liftenvelope._secrets import without_secrets
+from liftenvelope.errors import UsageError
 from liftenvelope.nats.link import is_encrypted
+from liftenvelope.nats.logins import read_credentials
 
 __all__ = ["NoTlsError", "new_client"]
 
@@ -64,8 +72,28 @@ class _ProgramClient(Client):
         transport = self._transport
         if is_encrypted(self) and isinstance(transport, TcpTransport) and transport._io_writer is not None:
             streams: Any = transport._io_writer.transport.get_protocol()
+            if streams is None:  # its server refused our certificate, which TLS 1.3 tells after the handshake
+                raise ConnectionResetError("the server ended the connection after the TLS handshake")
             streams._over_ssl = True
+        is_by_file = bool(self._user_credentials or self._nkeys_seed)
+        if is_by_file and self._reconnection_task is not None:
+            return self._command_of_new_files()
         return super()._connect_command()
+
+    def _command_of_new_files(self) -> bytes:
+        """Return the CONNECT command of a reconnect; nats-py tries again after an error of its own."""
+        import nkeys
+
+        path = self._user_credentials
+        try:
+            if isinstance(path, str | Path):
+                read_credentials(Path(path).read_text("utf-8", "replace"), without_secrets(str(path)))
+            return super()._connect_command()
+        except UsageError as exc:
+            raise nats.errors.Error(str(exc)) from None
+        except (nkeys.NkeysError, ValueError) as exc:  # its text may hold a part of the file
+            shown = without_secrets(str(path or self._nkeys_seed))
+            raise nats.errors.Error(f"no valid seed in {shown!r}: {type(exc).__name__}") from None
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         limit: object = info.get("max_payload")

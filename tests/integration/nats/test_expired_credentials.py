@@ -91,3 +91,41 @@ async def test_programs_that_reconnect_without_a_limit_take_the_next_credentials
             await nc.flush()
         assert not nc.is_closed
         await close_connection(nc)
+
+
+async def test_programs_go_on_when_their_credentials_are_whole_again(tmp_path: Path) -> None:
+    config, write = operator_of(tmp_path)
+    write(None)
+    credentials = tmp_path / "user.creds"
+    good = credentials.read_text()
+    seed = good[(start := good.index("\nSU") + 1) : start + 20]
+    seen: list[str] = []
+
+    async def note(error: Exception) -> None:
+        seen.append(str(error))
+
+    with run_nats_server(config=config) as server:
+        nc = new_client([server.url])
+        async with asyncio.timeout(240):
+            await nc.connect(
+                server.url,
+                user_credentials=str(credentials),
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0,
+                error_cb=note,
+            )
+            for bad, text in (
+                ("", "without them"),
+                (good.replace(seed, "BAD"), "no valid seed in"),
+                (good.replace(seed, "é"), "no valid seed in"),
+            ):
+                credentials.write_text(bad)
+                await nc.force_reconnect()
+                while sum(text in one for one in seen) < 3:
+                    await asyncio.sleep(0.01)
+                credentials.write_text(good)
+                await until(lambda: nc.is_connected)
+                await nc.flush()
+                assert seed not in "".join(seen)
+                seen.clear()
+        await close_connection(nc)

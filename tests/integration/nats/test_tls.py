@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +16,9 @@ import pytest
 
 from liftenvelope.nats.closing import close_connection
 from liftenvelope.nats.program_client import new_client
-from liftenvelope.testing import run_nats_server
+from liftenvelope.testing import FaultProxy, run_nats_server
 from tests.integration.certificates import Certificates
+from tests.integration.conftest import until
 from tests.integration.nats_tls import tls_first_server
 
 
@@ -100,3 +103,60 @@ async def test_refused_login_is_no_warning_of_asyncio(
         await close_connection(nc)
         await asyncio.to_thread(server.stop)
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
+class HandshakeThenEnd(asyncio.Protocol):
+    """A fake server that ends each connection with its part of the handshake.
+
+    A client of TLS 1.3 takes the handshake for done then. So does nats-server with a refused certificate, if
+    its answer is fast.
+    """
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._read, self._write = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._read, self._write, server_side=True)
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        transport.write(b'INFO {"tls_required":true,"max_payload":1048576}\r\n')
+
+    def data_received(self, data: bytes) -> None:
+        self._read.write(data)
+        with pytest.raises(ssl.SSLWantReadError):
+            self._tls.do_handshake()
+        self._transport.write(self._write.read())
+        reset = struct.pack("ii", 1, 0)
+        self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        self._transport.abort()
+
+
+async def test_connection_that_ends_with_the_handshake_is_not_the_end_of_all_attempts(tmp_path: Path) -> None:
+    async def note(error: Exception) -> None:
+        seen.append(str(error))
+
+    seen: list[str] = []
+    with usual_server(tmp_path) as url, FaultProxy(url.removeprefix("nats://")) as proxy:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+        fake = await asyncio.get_running_loop().create_server(
+            lambda: HandshakeThenEnd(context), "127.0.0.1", 0
+        )
+        urls = [f"tls://{proxy.address}", f"tls://127.0.0.1:{fake.sockets[0].getsockname()[1]}"]
+        nc = new_client(urls)
+        await nc.connect(
+            urls,
+            tls=ssl.create_default_context(cafile=str(tmp_path / "ca.pem")),
+            dont_randomize=True,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0,
+            error_cb=note,
+        )
+        proxy.refuse()
+        proxy.cut()
+        async with asyncio.timeout(240):
+            await until(lambda: seen.count("the server ended the connection after the TLS handshake") > 9)
+            proxy.accept()
+            await until(lambda: nc.is_connected)
+            await nc.flush()
+        await close_connection(nc)
+        fake.close()
