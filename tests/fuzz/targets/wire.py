@@ -128,16 +128,13 @@ def lines(twin: Any, chunks: Chunks, exact: Exact) -> Any:
     open_as(walker, twin, nats.SIDS[0], option(options, 0))
     log: list[Any] = []
 
-    def told(taken: list[Any]) -> Any:
-        return messages(taken), walker.errors
-
     held, cut = b"", option(options, 1, 48)
     for chunk in rest:
         act(walker, twin, option(chunk, 0) >> 3 & 7, chunk)
         held += nats.frame(chunk)
-        fed(walker, exact(held[: len(held) - cut]), log, told)
+        fed(walker, exact(held[: len(held) - cut]), log, messages)
         held = held[max(len(held) - cut, 0) :]
-    fed(walker, exact(held), log, told)
+    fed(walker, exact(held), log, messages)
     return log
 
 
