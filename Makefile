@@ -72,7 +72,7 @@ SOME_OF_SPARK := $(addprefix tests/spark/test_,$(addsuffix .py,functions session
 BROKER ?= gateway
 
 .PHONY: test-uvloop dist dist-interpreters test-dist test-dist-all test-dist-some packaging api-check
-.PHONY: help setup environments docs notebooks versions servers demo test compiled-tests without-servers conformance benchmarks-once interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark test-browser chromium check lint types unit pure strict bench bench-spark fuzz slices soak clean
+.PHONY: help setup environments docs notebooks versions servers demo test compiled-tests without-servers conformance benchmarks-once interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark documenting test-browser chromium check lint types unit pure strict bench bench-spark fuzz slices soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -126,10 +126,10 @@ compiled-tests: setup
 without-servers: setup
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(COMPUTING) --hypothesis-profile=$(EXAMPLES) $(WITHOUT_SERVERS)
 
-# What interpreters and test-minimum-some run with, made one after another, because each install writes into the checkout.
-# After it both can run at once (-j).
+# What interpreters and test-minimum-some run with, made one after another also if make -j runs other things beside it,
+# because each install writes into the checkout. After it both can run at once.
 environments: minimum
-	@$(MAKE) --no-print-directory interpreters GOAL=setup
+	@MAKEFLAGS= $(MAKE) --no-print-directory interpreters GOAL=setup
 
 interpreters: $(CLAIMED:%=on-python-%)  ## the tests that need no server, on every other claimed Python version that is found
 	@echo "Claimed versions: $(CLAIMED). Not found: $(or $(strip $(foreach version,$(CLAIMED),$(if $(call interpreter,python$(version)),,$(version)))),none)."
@@ -207,13 +207,14 @@ api-check: packaging  ## changes of the public API that break callers, since the
 	@if [ -z '$(AGAINST)' ]; then echo 'There is no tag yet to compare with: give AGAINST=REF'; \
 	else $(RUN) -m griffe check liftenvelope --against '$(AGAINST)' && echo 'The public API has no breaking change since $(AGAINST).'; fi
 
-docs: setup  ## the documentation site, in build/site, without a warning
+documenting: setup
 	$(call install,--group docs)
+
+docs: documenting  ## the documentation site, in build/site, without a warning
 	$(RUN) -m sphinx -q --fail-on-warning --keep-going -j auto -d build/site-doctrees -b html -c docs/site . build/site
 	@echo 'built build/site/index.html'
 
-notebooks: pyspark  ## run the notebooks of the documentation; Java 17 must be there
-	$(call install,--group docs)
+notebooks: pyspark documenting  ## run the notebooks of the documentation; Java 17 must be there
 	$(RUN) -m pytest -q --nbmake docs/notebooks
 
 check: lint types unit  ## everything that needs no server
