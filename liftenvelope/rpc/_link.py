@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
 
 from liftenvelope.rpc._events import Event, MessagesReceived
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from liftenvelope.rpc._connection import Connection
 
 __all__ = ["Flow", "Incoming", "TransportLink"]
-
-_CLOSE_TIMEOUT: Final = 1.0
 
 _C = TypeVar("_C", bound="Connection")
 
@@ -27,6 +25,8 @@ class TransportLink(asyncio.BufferedProtocol, Generic[_C]):
     receive_size: ClassVar[int] = 256 * 1024
     #: Bytes unsent on a call above which its sender waits.
     send_buffer: ClassVar[int] = 256 * 1024
+    #: Seconds from the end of a connection until it is aborted: the peer may not be reading.
+    close_timeout: ClassVar[float] = 1.0
 
     def __init__(self, protocol: _C) -> None:
         self.protocol = protocol
@@ -122,8 +122,8 @@ class TransportLink(asyncio.BufferedProtocol, Generic[_C]):
             self._transport.close()
 
     async def wait_closed(self) -> None:
-        """Wait until the connection is closed; abort it after 1 s, since the peer may not be reading."""
-        await asyncio.wait([self.closed], timeout=_CLOSE_TIMEOUT)
+        """Wait until the connection is closed; abort it after ``close_timeout``."""
+        await asyncio.wait([self.closed], timeout=self.close_timeout)
         # A transport that has sent its last data after close() fails in abort() (Python 3.11).
         if self._transport is not None and not self.closed.done():
             self._transport.abort()

@@ -42,6 +42,8 @@ class _ServerLink(TransportLink[ServerConnection]):
 
     # Smaller than the client's buffers: a server may have many connections.
     receive_size, send_buffer = 32 * 1024, 128 * 1024
+    # A busy client may read the ends of its calls late, and reads none after a reset: see end().
+    close_timeout = 3.0
 
     def __init__(self, server: Server, protocol: ServerConnection) -> None:
         super().__init__(protocol)
@@ -56,6 +58,7 @@ class _ServerLink(TransportLink[ServerConnection]):
         self._opened_at = self.active_at = self.loop.time()
         self._backlog = b""
         self._working = False
+        self._is_ending = False
         #: True if frames have waited for a later turn.
         self._has_waited = False
         #: Time used in the loop, as counted by the server's turns.
@@ -83,6 +86,8 @@ class _ServerLink(TransportLink[ServerConnection]):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Buffer the received bytes, and handle them in this turn of the event loop or in later ones."""
+        if self._is_ending:
+            return
         self._backlog += self._buffer[:nbytes]
         self.active_at = self.loop.time()
         self.protocol.refill(self.active_at)
@@ -112,8 +117,35 @@ class _ServerLink(TransportLink[ServerConnection]):
 
     def flush(self) -> None:
         """Write the pending data. End calls if the client leaves too much of it."""
-        super().flush()
-        self._server.shed_unsent(self)
+        if not self._is_ending:
+            super().flush()
+            self._server.shed_unsent(self)
+
+    def end(self, reason: str) -> None:
+        """End every call and close the connection, once the client has read the ends of its calls and closes.
+
+        Closing a socket that holds unread bytes resets the connection. A client that writes at that moment
+        takes it for lost, and reads no statuses any more: publishes that it could repeat become unknown. So
+        what comes is dropped until the client has closed, or the connection is aborted as stuck.
+        """
+        if not self.protocol.failed:
+            self.dispatch(self.protocol.connection_lost(reason))
+        transport = self._transport
+        if transport is None or transport.is_closing() or not transport.can_write_eof():
+            self.close_transport()  # TLS sends the rest by itself, and waits for the client's end
+            return
+        try:
+            transport.write_eof()
+        except OSError:  # the client has reset the connection
+            self.close_transport()
+            return
+        self._is_ending, self._backlog = True, b""
+        transport.resume_reading()
+
+    def close_transport(self) -> None:
+        """Close the connection once the data written to it is sent."""
+        if not self._is_ending:
+            super().close_transport()
 
     def end_most_unsent(self, why: str) -> None:
         """End the call with the most unsent bytes."""
@@ -131,7 +163,7 @@ class _ServerLink(TransportLink[ServerConnection]):
         self._control_reading()
 
     def _control_reading(self) -> None:
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or self._transport.is_closing() or self._is_ending:
             return
         if self._working or self._paused:
             self._transport.pause_reading()
@@ -146,7 +178,7 @@ class _ServerLink(TransportLink[ServerConnection]):
         elif not self.tasks and silent > limits.idle_timeout:
             self.protocol.go_away()
             self.flush()
-            self.fail("the connection was idle")
+            self.end("the connection was idle")
 
     @property
     def is_idle(self) -> bool:
@@ -385,7 +417,7 @@ class Server:
         await asyncio.gather(*tasks, *lost, return_exceptions=True)
         for link in links:
             link.flush()
-            link.fail("the server was closed")
+            link.end("the server was closed")
         await asyncio.gather(*(link.wait_closed() for link in links))
 
     def shed(self) -> None:

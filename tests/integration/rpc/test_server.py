@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import struct
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
@@ -19,6 +21,7 @@ from liftenvelope.rpc.limits import ServerLimits
 from liftenvelope.rpc.listening import Listener
 from liftenvelope.rpc.server import Server, ServerCall, unary
 from liftenvelope.rpc.status import RpcError, StatusCode
+from tests.hostile.frames import DATA, GREETING, Answers, frame, headers, stream_id
 from tests.integration.conftest import until
 
 
@@ -391,3 +394,43 @@ async def test_connection_whose_opening_is_cancelled_before_it_begins_is_closed(
         assert await reader.read() == b""
     writer.close()
     await listener.wait_closed()
+
+
+@pytest.mark.parametrize("idle_timeout", [60.0, 0.05], ids=["closed", "idle"])
+async def test_client_may_write_until_it_has_read_the_end_of_its_connection(idle_timeout: float) -> None:
+    """A reset would fail its writes, and asyncio drops the statuses that it has not read then."""
+    answered = asyncio.Event()
+
+    async def answer(_: ServerCall) -> None:
+        answered.set()
+
+    async with Server({"/": answer}, limits=ServerLimits(idle_timeout=idle_timeout)) as server:
+        host, port = (await server.start()).rsplit(":", 1)
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(GREETING + headers(stream_id(0), "/"))
+            await answered.wait()
+            closing = asyncio.create_task(server.close()) if idle_timeout == 60.0 else None
+            received = Answers()
+            received.feed(await asyncio.to_thread(client.recv, 1 << 20, socket.MSG_WAITALL))
+            for _ in range(3):
+                client.sendall(frame(DATA, 0, stream_id(0), b"late"))
+        await (closing or until(lambda: not server.links))
+    assert (received.statuses, received.goaways) == ({0: 1}, {0: 1})
+
+
+async def test_end_of_a_connection_whose_reset_was_not_seen_yet() -> None:
+    answered = asyncio.Event()
+
+    async def answer(_: ServerCall) -> None:
+        answered.set()
+
+    async with Server({"/": answer}) as server:
+        host, port = (await server.start()).rsplit(":", 1)
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(GREETING + headers(stream_id(0), "/"))
+            await answered.wait()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        [link] = server.links
+        link.end("the server was closed")
+        async with asyncio.timeout(60):
+            await link.closed

@@ -80,9 +80,12 @@ async def send_without_pause(address: str) -> None:
     host, port = address.rsplit(":", 1)
     _, writer = await asyncio.open_connection(host, int(port))
     writer.write(GREETING + headers(1, "/"))
-    while True:
-        writer.write(frame(DATA, 0, 1, message(bytes(16_000))) * 8)
-        await writer.drain()
+    try:
+        while True:
+            writer.write(frame(DATA, 0, 1, message(bytes(16_000))) * 8)
+            await writer.drain()
+    finally:
+        writer.transport.abort()
 
 
 async def echo_short_messages(call: ServerCall) -> None:
