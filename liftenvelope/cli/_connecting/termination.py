@@ -37,8 +37,20 @@ def run_until_terminated(work: Coroutine[Any, Any, _T]) -> _T:
                 if signals:
                     sys.exit(_STATUS)
                 raise
+            except RuntimeError as exc:
+                # The wait of a condition unlocks its lock meanwhile, which then complains of a second time.
+                if signals and _is_after_exit(exc):
+                    sys.exit(_STATUS)
+                raise
 
     return asyncio.run(run())
+
+
+def _is_after_exit(error: BaseException | None) -> bool:
+    """Return True if an error came up while SystemExit was on its way."""
+    while error is not None and not isinstance(error, SystemExit):
+        error = error.__context__
+    return error is not None
 
 
 @contextmanager
