@@ -60,6 +60,8 @@ from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
+    from liftenvelope.jetstream.context import JetStream
+
 __all__ = ["PartitionAckReader"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
@@ -375,13 +377,16 @@ class PartitionAckReader:
             if self._asked_for:
                 await self._ask()
 
-    async def catch_up(self) -> None:
+    async def catch_up(self, js: JetStream) -> None:
         """Wait until every message is acked that JetStream has received when this is called.
+
+        Args:
+            js: JetStream on the same connection; see :func:`last_received` for the messages not waited for.
 
         Raises:
             JetStreamError, CallTimeoutError, TransportError: JetStream does not report what it has stored.
         """
-        last = await last_received(self._api, self._jetstream_stream)
+        last = await last_received(js, self._jetstream_stream)
         before = -1
         while True:
             acked = max(self._floor, self.position)

@@ -112,7 +112,7 @@ class LedPartition:
 
     async def catch_up(self) -> None:
         """Wait until every message now stored in the partition has its ack."""
-        await self.acks.catch_up()
+        await self.acks.catch_up(self._core.js)
 
     async def close(self) -> None:
         """Stop all parts. After a close that was cancelled, stop the rest."""

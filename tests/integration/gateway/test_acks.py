@@ -19,7 +19,7 @@ from liftenvelope.errors import LiftEnvelopeError, ServerProtocolError, StreamNo
 from liftenvelope.gateway._acks import reader as ack_reader
 from liftenvelope.gateway._acks.consumers import ACK_CONSUMER
 from liftenvelope.gateway._acks.reader import PartitionAckReader
-from liftenvelope.jetstream.api import Api
+from liftenvelope.jetstream.context import JetStream
 from liftenvelope.nats import AckInbox, EnvelopePublisher, accelerate
 from liftenvelope.nats.receiving import DirectSubscription
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
@@ -37,7 +37,8 @@ class Partition:
 
     def __init__(self, nc: Client, name: str) -> None:
         self.nc = nc
-        self.api = Api(nc)
+        self.js = JetStream(nc)
+        self.api = self.js.api
         self.name = name
         self.inbox = nc.new_inbox()
         self.acks: list[Ack] = []

@@ -41,7 +41,7 @@ async def partition(nc: Client, name: str) -> Partition:
 async def caught_up(partition: Partition, reader: Any) -> list[int]:
     """Return the offsets that were acked when ``catch_up`` returned."""
     async with asyncio.timeout(240):
-        await reader.catch_up()
+        await reader.catch_up(partition.js)
     await handled(partition.nc)
     return sorted(ack.offset for ack in partition.acks)
 
@@ -94,7 +94,7 @@ async def test_partition_that_records_nothing_is_caught_up(nc: Client, name: str
     await source.publish("a")
     await copy.stored(1)
     async with copy.reader() as reader:
-        await reader.catch_up()
+        await reader.catch_up(copy.js)
         assert reader.acks_sent == 1
 
 

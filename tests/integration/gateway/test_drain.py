@@ -22,7 +22,7 @@ from liftenvelope.errors import AckTimeoutError, TransportError
 from liftenvelope.gateway import Gateway
 from liftenvelope.rpc.aio import Call, Channel
 from liftenvelope.rpc.status import UNANSWERED_IS_NOT_STORED, CallNotProcessedError, RpcError, StatusCode
-from liftenvelope.testing import NatsServer, run_gateway
+from liftenvelope.testing import NatsServer, run_gateway, run_nats_server
 from liftenvelope.testing._ports import free_port
 from tests.handled import handled
 from tests.integration.conftest import connect, until
@@ -172,6 +172,29 @@ async def test_subscriptions_end_with_unavailable(gateway: Gateway, name: str) -
             await call.receive()
         assert info.value.code == StatusCode.UNAVAILABLE
         await closing
+
+
+async def test_drain_ends_although_nats_refuses_publishes_on_the_subjects(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    limited = {"user": "limited", "password": "s3cret", "permissions": {"publish": {"deny": [f"{name}.>"]}}}
+    users = [limited, {"user": "publisher", "password": "s3cret"}]
+    with run_nats_server(jetstream=True, config={"authorization": {"users": users}}) as server:
+        nc = await connect(server.url, user="limited", password="s3cret")
+        publisher = await connect(server.url, user="publisher", password="s3cret")
+        gateway = Gateway(nc, broker_ttl=60.0)
+        await gateway.start()
+        async with liftenvelope.connect([gateway.address]) as client:
+            # More than the gateway catches up with at once.
+            await client.create_stream(f"{name}.s", name, partitions=20)
+        inbox = await publisher.subscribe(publisher.new_inbox())
+        await publisher.publish(f"{name}.s", new_message(b"x", ack_inbox=inbox.subject))
+        assert unmarshal_ack((await inbox.next_msg(60)).data).offset == 0
+        async with asyncio.timeout(120):
+            await gateway.close(grace=10_000.0)
+        assert not [line for line in caplog.messages if line.startswith("not all publishes had their acks")]
+        await publisher.close()
+        await nc.close()
 
 
 async def test_other_gateway_takes_over_from_one_that_drains(name: str) -> None:
