@@ -25,7 +25,7 @@ from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import TransportError, UsageError, UsageTypeError
 from liftenvelope.gateway._gateway import Gateway
 from liftenvelope.gateway._program.nats_access import check_login, check_readable, client_tls, server_tls
-from liftenvelope.gateway._program.nats_connection import connection_to
+from liftenvelope.gateway._program.nats_connection import check_urls, connection_to
 from liftenvelope.gateway.embedded import EmbeddedNats
 from liftenvelope.gateway.http_endpoint import NO_PAGES, Pages, check_http, monitor_of, serving_http
 from liftenvelope.gateway.limits import Limits
@@ -137,6 +137,8 @@ class Serving:
         if (self.nats_url is None) == (self.data_dir is None):
             given = "neither" if self.nats_url is None else "both"
             raise UsageError(f"exactly one of nats_url and data_dir must be given, got {given}")
+        if self.nats_url is not None:
+            check_urls(self.nats_url)
         if self.data_dir is not None and not (self.data_dir and is_encodable(self.data_dir)):
             # nats-server reads the path from a UTF-8 file. An empty path is the current folder, or a mistake.
             text = f"data_dir must be a path in UTF-8 and not empty, got {self.data_dir!r}"

@@ -215,7 +215,7 @@ class Configuration:
     def _source(self, argument: str) -> str:
         for setting in SETTINGS:
             if argument in (names := list(setting.arguments())):
-                where = self.where(setting.name)
+                where = self._nats() if setting.name == "nats" else self.where(setting.name)
                 return f"{where}: {argument}" if len(names) > 1 else where
         return argument
 

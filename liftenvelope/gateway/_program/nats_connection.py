@@ -12,14 +12,15 @@ from urllib.parse import urlsplit
 import nats.errors
 from nats.aio.client import Client
 
+from liftenvelope._checks import about
 from liftenvelope._logs.throttle import Throttle
 from liftenvelope._secrets import without_secrets
-from liftenvelope.errors import TransportError
+from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.nats.closing import close_connection
 from liftenvelope.nats.logins import is_refused_login, refused_login, with_login_of
 from liftenvelope.nats.program_client import NoTlsError
 
-__all__ = ["connection_to"]
+__all__ = ["check_urls", "connection_to"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
 #: Seconds between attempts to reconnect.
@@ -32,6 +33,27 @@ _REFUSALS: Final = ("permissions violation", "maximum subscriptions exceeded")
 _MOST_REFUSALS: Final = 5
 #: Seconds between two cancellations of a first connection that takes too long.
 _AGAIN: Final = 0.1
+#: Schemes that nats-py knows. It takes any other one for the host of a server, and tries to find that host.
+_SCHEMES: Final = ("nats", "tls", "ws", "wss")
+
+
+def check_urls(urls: str) -> None:
+    """Check the schemes and ports of URLs of NATS servers, separated by commas.
+
+    Raises:
+        UsageError: nats-py does not know a scheme, or a port is invalid.
+    """
+    for url in map(str.strip, urls.split(",")):
+        scheme, mark, _ = url.partition("://")
+        if mark and scheme not in _SCHEMES:
+            text = "nats_url must be host:port or begin with nats://, tls://, ws:// or wss://"
+            raise about(UsageError(f"{text}, got {without_secrets(url)!r}"), "nats_url")
+        try:
+            urlsplit(url if mark else f"nats://{url}").port  # noqa: B018 - it is parsed when it is read
+        except ValueError:
+            # Some versions of nats-py repeat it in their errors. It may be a password with a slash.
+            text = "nats_url must have a port from 0 to 65535, and a login with %2F for /"
+            raise about(UsageError(f"{text}, got {without_secrets(url)!r}"), "nats_url") from None
 
 
 @asynccontextmanager
@@ -137,8 +159,6 @@ class _FirstConnection:
 async def _connect(nc: Client, url: str | None, options: dict[str, Any], which: str, effect: str) -> None:
     assert url is not None
     shown = without_secrets(url)
-    if not all(map(_has_port, url.split(","))):
-        raise TransportError(f"no connection to the NATS server {shown}: its port must be from 0 to 65535")
     first, urls = _FirstConnection(nc, which, effect), url.split(",")
     # Reconnect without limit: a gateway outlives restarts of its NATS server.
     options = {
@@ -180,15 +200,3 @@ async def _end(task: asyncio.Task[None]) -> None:
         await asyncio.wait({task}, timeout=_AGAIN)
     if not task.cancelled():
         task.exception()
-
-
-def _has_port(url: str) -> bool:
-    """Return whether the port of a URL is a port or absent.
-
-    Some versions of nats-py repeat anything else in their errors, where it may be a password.
-    """
-    try:
-        urlsplit(url if "://" in url else f"nats://{url}").port  # noqa: B018 - it is parsed when it is read
-    except ValueError:
-        return False
-    return True

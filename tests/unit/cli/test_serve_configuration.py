@@ -306,6 +306,12 @@ class TestCheck:
             ((*NATS, "--nats-tls-server-name", "a b"), "--nats-tls-server-name must be a DNS name"),
             ((*NATS, "--nats-creds", "a", "--nats-nkey-seed", "b"), "exclude each other"),
             (("--nats-tls-ca", "none"), "--nats-tls-ca needs --nats"),
+            (
+                ("--nats", "nats://a, http://b"),
+                "--nats must be host:port or begin with nats://, tls://, ws:// or wss://, got 'http://b'",
+            ),
+            (("--nats", "NATS://a"), "got 'NATS://a'"),
+            (("--nats", "nats://a:65536"), "--nats must have a port from 0 to 65535"),
             (("--broker-ttl", "0"), "'--broker-ttl': 0"),
             (("--broker-ttl", "nan"), "--broker-ttl must be a positive number of seconds"),
             (("--listen", "127.0.0.1:65536"), "--listen: "),
@@ -316,6 +322,23 @@ class TestCheck:
         done = check(*arguments)
         assert (done.exit_code, done.stdout) == (2, "")
         assert error in done.stderr
+
+    @pytest.mark.parametrize("url", ["http://me:s3cret@a", "nats://me:s3cret/@a", "me:s3cret/@a"])
+    def test_error_of_the_url_in_a_file_names_the_option_and_no_password(
+        self, tmp_path: Path, url: str
+    ) -> None:
+        path = tmp_path / "nats.url"
+        path.write_text(url)
+        done = check("--nats-url-file", str(path))
+        assert done.exit_code == 2
+        assert "Error: --nats-url-file must " in done.stderr
+        assert "s3cret" not in done.stderr
+
+    @pytest.mark.parametrize(
+        "url", ["a", "a:1", "nats://a", "tls://u:p@a:1, b", "ws://a/path", "wss://[::1]"]
+    )
+    def test_every_url_that_nats_py_takes_is_accepted(self, url: str) -> None:
+        assert check("--nats", url).exit_code == 0
 
     def test_error_names_the_variable(self) -> None:
         assert "LIFTENVELOPE_SERVE_NATS_CREDS needs --nats" in check(NATS_CREDS="x").stderr
