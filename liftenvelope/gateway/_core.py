@@ -97,13 +97,18 @@ class Core:
     )
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def partition(self, name: str, partition: int) -> StreamRecord:
+    async def partition(self, name: str, partition: int, since: float | None = None) -> StreamRecord:
         """Return the record of a stream after checking that the partition exists.
+
+        Args:
+            name: Name of the stream.
+            partition: Number of the partition.
+            since: As for :meth:`StreamRegistry.find`.
 
         Raises:
             RpcError: NOT_FOUND: the stream or the partition does not exist.
         """
-        record = await self.registry.find(name)
+        record = await self.registry.find(name, since)
         if not record.has_partition(partition):
             raise RpcError(StatusCode.NOT_FOUND, "No such partition")
         return record

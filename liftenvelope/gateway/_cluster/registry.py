@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from liftenvelope._checks import RESERVED
+from liftenvelope.consumers.tasks import cancel
 from liftenvelope.errors import (
     LiftEnvelopeError,
     NoJetStreamError,
@@ -40,9 +41,18 @@ _MOST_REMOVED: Final = 10_000
 _MARKER_TTL: Final = 7 * 24 * 3600.0
 #: Attempts of a change that loses the compare-and-set race to other gateways.
 _TRIES: Final = 20
+#: Reads of single records that are remembered. Clients may name any number of streams that do not exist.
+_MOST_READS: Final = 1_000
 
 #: Called with the record before and after a change; None stands for no stream.
 RecordListener = Callable[[StreamRecord | None, StreamRecord | None], None]
+
+
+class _Read(NamedTuple):
+    """Read of one record: the time of the event loop when it began, and its task."""
+
+    began: float
+    task: asyncio.Task[StreamRecord | None]
 
 
 class StreamRegistry:
@@ -71,6 +81,8 @@ class StreamRegistry:
         self._removed: dict[str, None] = {}
         # Completed by the next entry.
         self._waiting: list[asyncio.Future[None]] = []
+        # Last read of each record, by key, the longest ago first.
+        self._reads: dict[str, _Read] = {}
 
     async def start(self) -> None:
         """Create the bucket if it is missing, read all records and follow their changes."""
@@ -80,6 +92,7 @@ class StreamRegistry:
     async def close(self) -> None:
         """Stop following changes."""
         await self._following.aclose()
+        await cancel([read.task for read in self._reads.values()])
 
     @property
     def bucket(self) -> str:
@@ -119,8 +132,12 @@ class StreamRegistry:
             self._waiting.append(entry)
             await entry
 
-    async def find(self, name: str) -> StreamRecord:
+    async def find(self, name: str, since: float | None = None) -> StreamRecord:
         """Return the stream of that name. If the mirror does not have it, read the bucket.
+
+        Args:
+            name: Name of the stream.
+            since: Time of the event loop. A read that began later counts. Default: now.
 
         Raises:
             RpcError: NOT_FOUND: the stream does not exist or is not ready. UNAVAILABLE: the bucket was
@@ -128,7 +145,7 @@ class StreamRegistry:
         """
         record = self.known(name)
         if record is None:
-            record = await self.refresh(name)
+            record = await self.refresh(name, since)
         if record is None or record.state is not StreamPhase.READY:
             raise RpcError(StatusCode.NOT_FOUND, "No such stream")
         return record
@@ -243,17 +260,43 @@ class StreamRegistry:
                 pass  # the error of the write counts
             raise
 
-    async def refresh(self, name: str) -> StreamRecord | None:
+    async def refresh(self, name: str, since: float | None = None) -> StreamRecord | None:
         """Read a stream's record from the bucket into the mirror and return it, in any state; None for none.
 
         The leader of the bucket answers. A replica that lags would answer with the record that has just
-        caused a conflict.
+        caused a conflict. One read of a record runs at a time, and counts for every call that asked before it
+        began: clients decide how often a record is asked for.
+
+        Args:
+            name: Name of the stream.
+            since: Time of the event loop at which the caller asked. Default: now.
 
         Raises:
             RpcError: UNAVAILABLE: the bucket was deleted, so nobody knows whether the stream exists.
         """
         key = encode_name(name)
-        return await self._refresh(key) if key else None  # a bucket has no empty key
+        if not key:
+            return None  # a bucket has no empty key
+        asked = asyncio.get_running_loop().time() if since is None else since
+        while True:
+            read = self._reads.get(key)
+            if read is None or (read.began < asked and read.task.done()):
+                read = self._begin_read(key)
+            if not read.task.done():
+                await asyncio.wait([read.task])  # a caller that is cancelled leaves it to the others
+            if read.began >= asked:
+                read.task.result()
+                return self._records.get(key, (None, 0))[0]
+
+    def _begin_read(self, key: str) -> _Read:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._refresh(key), name=f"record {key}")
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its callers may be gone
+        self._reads.pop(key, None)
+        read = self._reads[key] = _Read(loop.time(), task)
+        if len(self._reads) > _MOST_READS:
+            del self._reads[next(iter(self._reads))]
+        return read
 
     async def _find_removed(self) -> None:
         """Look for records that were removed while this gateway did not follow the bucket."""

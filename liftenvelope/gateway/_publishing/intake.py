@@ -58,8 +58,13 @@ class Intake:
         self._room = _LEAST_ROOM
         self._sending: set[asyncio.Task[None]] = set()
 
-    async def target(self, request: api_pb2.PublishRequest) -> PublishTarget:
+    async def target(self, request: api_pb2.PublishRequest, since: float | None = None) -> PublishTarget:
         """Return the target of a message, after checking the message and resuming a paused partition.
+
+        Args:
+            request: The request of the client.
+            since: Time of the event loop when the request was received. Requests received together share a
+                read of a record that this gateway does not know. Default: now.
 
         Raises:
             RpcError: INVALID_ARGUMENT: the stream is reserved, or it checks offsets and the ack policy is
@@ -70,16 +75,16 @@ class Intake:
         target = self._targets.get((name, partition))
         record = self._core.registry.known(name)
         if target is None or target.record is not record:
-            target = await self._new_target(name, partition)
+            target = await self._new_target(name, partition, since)
         if target.record.checks_offsets and request.ackPolicy == _NONE:
             text = "stream with concurrency control must have AckPolicy set"
             raise RpcError(StatusCode.INVALID_ARGUMENT, text)
         return target
 
-    async def _new_target(self, name: str, partition: int) -> PublishTarget:
+    async def _new_target(self, name: str, partition: int, since: float | None = None) -> PublishTarget:
         if name in RESERVED:
             raise RpcError(StatusCode.INVALID_ARGUMENT, "Stream is reserved")
-        record = await self._core.partition(name, partition)
+        record = await self._core.partition(name, partition, since)
         if record.partitions[partition].readonly:
             raise RpcError(StatusCode.FAILED_PRECONDITION, "readonly partition")
         if record.partitions[partition].paused:

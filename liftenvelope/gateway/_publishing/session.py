@@ -115,6 +115,8 @@ class PublishSession:
         self._is_publishing = False
         self._routes = Routes(core, self._pipe)
         self._read_ack = _native.jet.AckReader(PubAck, read_ack)
+        # Time of the event loop when the last requests were received.
+        self._received = 0.0
         # Messages of the slow path that have no answer yet.
         self._slow = 0
         self._answers: list[bytes] = []
@@ -159,6 +161,7 @@ class PublishSession:
 
     async def _serve(self) -> None:
         while (requests := await self._call.receive()) is not None:
+            self._received = asyncio.get_running_loop().time()
             await self._publish(requests)
             # Backpressure: waits while the client reads no answers.
             await self._call.send(self._taken())
@@ -246,7 +249,7 @@ class PublishSession:
         request.ClearField("ackInbox")  # as in Liftbridge, and as on the fast path: the answer is the ack
         arrival = _Arrival(asyncio.get_running_loop().time(), time.time_ns())
         try:
-            target = await self._intake.target(request)
+            target = await self._intake.target(request, self._received)
             future = await self._intake.store(
                 target,
                 request,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -106,6 +107,33 @@ async def test_change_of_one_stream_keeps_the_routes_of_the_others(
     assert shared != own
     assert inboxes[kept] == [shared, own, own]
     assert inboxes[changed] == [shared, own, shared]
+
+
+async def test_messages_for_a_missing_stream_do_not_each_read_its_record(
+    gateway: Gateway, client: Client, name: str
+) -> None:
+    assert gateway._running is not None
+    nc, count, reads = gateway._running.core.nc, 5_000, 0
+
+    async def note(_: Msg) -> None:
+        nonlocal reads
+        reads += 1
+
+    await nc.subscribe("$JS.API.STREAM.MSG.GET.KV_lift_streams", cb=note)
+    await handled(nc)
+    request = api_pb2.PublishRequest(stream=name, value=b"x")
+    async with await Channel.connect(gateway.address) as channel:
+        call = channel.bidi("/proto.API/PublishAsync")
+        sending = asyncio.create_task(call.send([request.SerializeToString()] * count))
+        answers = [api_pb2.PublishResponse.FromString(await anext(call)) for _ in range(count)]
+        await sending
+        assert {answer.asyncError.code for answer in answers} == {api_pb2.PublishAsyncError.NOT_FOUND}
+        await handled(nc)
+        assert 1 <= reads < count / 10
+        await client.create_stream(name, name)
+        await call.send([request.SerializeToString()])
+        assert api_pb2.PublishResponse.FromString(await anext(call)).ack.stream == name
+        call.cancel()
 
 
 async def test_deleted_streams_are_forgotten(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
@@ -248,6 +249,84 @@ async def test_records_are_read_from_the_leader_of_the_bucket(js: JetStream, nam
     await handled(js.api.nc)
     await until(lambda: asked)
     assert set(asked) == {"$JS.API.STREAM.MSG.GET.KV_lift_streams"}
+    await here.close()
+
+
+async def reads_of(js: JetStream) -> list[str]:
+    """Return a list that gets the key of each record that is read from now on."""
+    read: list[str] = []
+
+    async def note(msg: Msg) -> None:
+        read.append(json.loads(msg.data)["last_by_subj"].rpartition(".")[2])
+
+    await js.api.nc.subscribe("$JS.API.STREAM.MSG.GET.KV_lift_streams", cb=note)
+    return read
+
+
+async def found(here: StreamRegistry, name: str, since: float | None = None) -> bool:
+    try:
+        return (await here.find(name, since)).name == name
+    except RpcError as exc:
+        if exc.code != StatusCode.NOT_FOUND:
+            raise
+        return False
+
+
+async def test_calls_that_ask_for_a_record_at_the_same_time_share_a_read(js: JetStream, name: str) -> None:
+    here, read = await registry(js), await reads_of(js)
+    assert not any(await asyncio.gather(*(found(here, name) for _ in range(100))))
+    await handled(js.api.nc)
+    # The clock may tick while the calls ask: a read counts for those before it.
+    assert 1 <= read.count(encode_name(name)) <= 2
+    await here.close()
+
+
+async def test_read_counts_for_what_was_asked_before_it_began_and_for_nothing_later(
+    js: JetStream, name: str
+) -> None:
+    here, there, read = await registry(js), await registry(js), await reads_of(js)
+    await here.close()  # it hears of nothing from now on
+    since = asyncio.get_running_loop().time()
+    for _ in range(10):
+        assert not await found(here, name, since)
+    await handled(js.api.nc)
+    assert read == [encode_name(name)]
+    early = asyncio.create_task(found(here, name))
+    await until(lambda: here._reads[encode_name(name)].began > since)  # it is being read
+    await there.create(record(name, "there"))
+    assert await found(here, name)
+    await early
+    await there.remove(record(name, "there"))
+    await there.close()
+
+
+async def test_error_of_a_shared_read_reaches_all_who_wait_for_it(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with run_nats_server(jetstream=True) as server:
+        nc = await connect(server.url)
+        async with JetStream(nc) as js:
+            here = await registry(js)
+            await here.close()
+            await js.delete_stream("KV_lift_streams")
+            waiting = [asyncio.create_task(here.find(name)) for _ in range(3)]
+            await asyncio.sleep(0)  # they run until they wait
+            waiting[0].cancel()
+            first, *others = await asyncio.gather(*waiting, return_exceptions=True)
+        await nc.close()
+    assert isinstance(first, asyncio.CancelledError)
+    assert [one.code for one in others if isinstance(one, RpcError)] == [StatusCode.UNAVAILABLE] * 2
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+async def test_names_without_a_stream_take_no_memory_for_ever(
+    js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_MOST_READS", 3)
+    here = await registry(js)
+    for number in range(10):
+        assert not await found(here, f"{name}-{number}")
+    assert len(here._reads) == 3
     await here.close()
 
 
