@@ -95,6 +95,20 @@ class Intake:
         self._targets[name, partition] = target
         return target
 
+    async def find_again(self, name: str, partition: int) -> PublishTarget:
+        """Return the target of a partition whose subject no stream records any more, after resuming it.
+
+        Another gateway may have changed the stream, and this one may not have heard of it. So the record is
+        read, after the end of changes of the stream that this gateway makes.
+
+        Raises:
+            LiftEnvelopeError: As for :meth:`target`, or the record can't be read or changed now.
+        """
+        self._targets.pop((name, partition), None)
+        await self._core.registry.refresh(name)
+        await self._streams.settled(name)
+        return await self._new_target(name, partition)
+
     def _forget_outdated(self) -> None:
         known = self._core.registry.known
         self._targets = {key: one for key, one in self._targets.items() if known(key[0]) is one.record}
@@ -234,15 +248,14 @@ class Intake:
     async def explained(self, error: LiftEnvelopeError, name: str, partition: int) -> RpcError:
         """Return the status for a failed publish, with the storage fault of the partition if one is known.
 
-        If no stream records the subject, the partition has changed. In that case the target is looked up
-        again, and the error of that lookup is returned if it fails.
+        If no stream records the subject, the partition has changed. It is looked up again, which resumes it
+        for the next message, and the error of that lookup is returned if it fails.
         """
         if isinstance(error, NoJetStreamError):
-            self._targets.pop((name, partition), None)
             try:
-                await self._new_target(name, partition)
-            except RpcError as exc:
-                return exc
+                await self.find_again(name, partition)
+            except LiftEnvelopeError as exc:
+                return status_of(exc)
         if has_no_room(error):
             self._core.faults.note(name, partition, str(error))
         status, cause = status_of(error), self._core.faults.cause(name, partition)

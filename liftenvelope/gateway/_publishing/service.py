@@ -25,7 +25,10 @@ from liftenvelope.gateway._publishing.targets import ack_of
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from liftenvelope.gateway._core import Core
+    from liftenvelope.gateway._publishing.targets import PublishTarget
     from liftenvelope.gateway._streams.service import StreamService
     from liftenvelope.jetstream.publish_frames import PubAck
     from liftenvelope.rpc.server import ServerCall
@@ -33,6 +36,10 @@ if TYPE_CHECKING:
 __all__ = ["PublishService"]
 
 _NONE: Final = api_pb2.NONE
+#: Times that a message is stored again if no stream records its subject, and the pause before, in seconds, if
+#: the partition is as before. A repair, as after two changes by two gateways at once, takes a second.
+_AGAIN: Final = 6
+_PAUSE: Final = 0.25
 
 
 class PublishService:
@@ -70,29 +77,47 @@ class PublishService:
             if not request.stream:  # PublishAsync answers NOT_FOUND, as in Liftbridge
                 raise RpcError(StatusCode.INVALID_ARGUMENT, "no stream provided")
             try:
-                target = await self._intake.target(request)
-                timeout = None if request.ackPolicy == _NONE else call.timeout
-                future = await self._intake.store(
-                    target,
-                    request,
+                store = partial(
+                    self._intake.store,
+                    request=request,
                     connection=call.connection,
                     own_inbox=True,
                     received_ns=received_ns,
-                    timeout=timeout,
+                    timeout=None if request.ackPolicy == _NONE else call.timeout,
                 )
-                request = without_content(request)
+                target = await self._intake.target(request)
                 response = api_pb2.PublishResponse()
                 if request.ackPolicy == _NONE:
+                    future = await store(target)
                     held.keep_until(future)
                     counted.settle_with(future)
                     future.add_done_callback(_forget)
                 else:
-                    sequence = (await future).sequence
+                    target, sequence = await self._stored(store, target)
                     await self._intake.check_replicas(target, request)
                     response.ack.CopyFrom(ack_of(target, request, sequence, received_ns))
             except LiftEnvelopeError as exc:
                 raise await self._intake.explained(exc, request.stream, request.partition) from exc
             await call.send([response.SerializeToString()])
+
+    async def _stored(
+        self, store: Callable[[PublishTarget], Awaitable[asyncio.Future[PubAck]]], target: PublishTarget
+    ) -> tuple[PublishTarget, int]:
+        """Store a message, and wait for its ack; return its target and sequence.
+
+        If no stream records the subject, the message is not stored. It then comes after a pause of the
+        partition, and resumes it as in Liftbridge. If the record has not changed, the subject may be
+        recorded again in a moment, as after an election, or another gateway is making the partition readonly.
+        """
+        for _ in range(_AGAIN):
+            try:
+                return target, (await (await store(target))).sequence
+            except NoJetStreamError:
+                before = target
+                target = await self._intake.find_again(before.record.name, before.partition)
+                if target == before:
+                    await asyncio.sleep(_PAUSE)
+        return target, (await (await store(target))).sequence
 
     # Message streams
 

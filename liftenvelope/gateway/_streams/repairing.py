@@ -8,13 +8,14 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from liftenvelope._deadlines import Deadline
 from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
 from liftenvelope.gateway._cluster.records import StreamPhase
 from liftenvelope.gateway._streams.handing_over import copies_of, hand_over, with_sources
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from liftenvelope.gateway._cluster.records import StreamRecord
     from liftenvelope.gateway._core import Core
@@ -25,6 +26,10 @@ _log: Final = logging.getLogger("liftenvelope.gateway")
 
 #: Seconds for the server to execute the requests that it received before one that it has answered.
 OVERTAKEN: Final = 1.0
+#: Gateways of which two may change a stream at the same time.
+_SEVERAL: Final = 2
+#: Seconds between two looks at a partition that another gateway is pausing.
+_LOOK: Final = 0.01
 
 
 class Repairs:
@@ -135,6 +140,45 @@ class Repairs:
                 raise
             _log.warning("the subject of stream %s is not recorded for now: %s", record.name, exc)
             self.later(record.name)
+
+    async def check(self, name: str, numbers: Iterable[int]) -> None:
+        """Repair a stream later if other gateways may have changed it at the same time.
+
+        Steps of two changes may interleave: one gateway stops recording a partition that the other has just
+        resumed. Each checks after its last step, so the later one sees all that both have done.
+
+        Args:
+            name: Name of the stream.
+            numbers: Numbers of the partitions that this gateway has changed.
+        """
+        if len(self._core.brokers.alive) < _SEVERAL:
+            return
+        try:
+            record = await self._core.registry.refresh(name)
+            if record is None or record.state is not StreamPhase.READY:
+                return
+            for number in filter(record.has_partition, numbers):
+                if not await self._is_whole(record, number):
+                    self.later(name)
+                    return
+        except LiftEnvelopeError:
+            self.later(name)
+
+    async def wait_detached(self, record: StreamRecord, numbers: Iterable[int]) -> None:
+        """Wait until another gateway that pauses partitions has stopped recording them.
+
+        It says so in the stream's record first. It may die before the next step, so this waits for
+        ``OVERTAKEN`` seconds at most.
+
+        Raises:
+            LiftEnvelopeError: JetStream does not answer or fails.
+        """
+        if len(self._core.brokers.alive) < _SEVERAL:
+            return
+        deadline = Deadline(OVERTAKEN)
+        for number in numbers:
+            while not (deadline.is_over or await self._core.storage.is_detached(record, number)):
+                await asyncio.sleep(_LOOK)
 
     def later(self, name: str) -> None:
         """Repair a stream in a second, with retries."""

@@ -115,6 +115,15 @@ class StreamService:
                     return
             # Deleted meanwhile, and created again on another subject.
 
+    async def settled(self, name: str) -> None:
+        """Wait for the end of changes of a stream that this gateway makes.
+
+        Raises:
+            RpcError: NOT_FOUND: the stream does not exist.
+        """
+        async with self._changing(name):
+            pass
+
     # Creating
 
     async def create(self, call: ServerCall, raw: bytes) -> bytes:
@@ -293,6 +302,7 @@ class StreamService:
                 finally:
                     self._tell(name, events)
                 record = await self._core.registry.change(name, partial(with_sources, sources=sources))
+        await self.repairs.check(name, numbers)
         await self._core.agreement.reach(name)
         return record
 
@@ -317,10 +327,12 @@ class StreamService:
 
             # Subject first: a partition whose record says that it is resumed must already record messages.
             after = change(before)
+            await self.repairs.wait_detached(before, numbers)
             with self.repairs.after_errors(before):
                 sources = await self._sources(before, after, numbers)
                 record = await self._core.registry.change(name, lambda r: with_sources(change(r), sources))
         self._tell(name, events)
+        await self.repairs.check(name, numbers)
         return record
 
     # Readonly
@@ -343,6 +355,7 @@ class StreamService:
                 sources = await self._sources(before, after, numbers)
                 await self._core.registry.change(request.name, lambda r: with_sources(change(r), sources))
         self._tell(request.name, events)
+        await self.repairs.check(request.name, numbers)
         await self._core.agreement.reach(request.name)
         return api_pb2.SetStreamReadonlyResponse().SerializeToString()
 

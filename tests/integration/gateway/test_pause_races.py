@@ -1,0 +1,178 @@
+"""A partition that one gateway pauses while clients of another publish is resumed, and goes on recording."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import liftenvelope
+from liftenvelope._pb import api_pb2
+from liftenvelope.gateway import Gateway
+from liftenvelope.gateway._cluster import agreement
+from liftenvelope.gateway._core import Core
+from liftenvelope.gateway._streams import repairing
+from liftenvelope.rpc.aio import Channel
+from liftenvelope.testing import run_nats_server
+from tests.integration.conftest import connect, until
+
+
+@pytest.fixture
+async def gateways(name: str, request: pytest.FixtureRequest) -> AsyncIterator[list[Gateway]]:
+    """Two gateways that know each other, and a stream. A parameter is what NATS refuses the first one."""
+    denied = {"publish": {"deny": [getattr(request, "param", "none")]}}
+    users = [
+        {"user": "one", "password": "s3cret", "permissions": denied},
+        {"user": "two", "password": "s3cret"},
+    ]
+    with run_nats_server(jetstream=True, config={"authorization": {"users": users}}) as server:
+        connections = [await connect(server.url, user=user, password="s3cret") for user in ("one", "two")]
+        # A TTL that nobody waits for, whatever hangs.
+        made = [Gateway(nc, broker_ttl=60.0) for nc in connections]
+        for gateway in made:
+            await gateway.start()
+        await until(lambda: all(len(core_of(gateway).brokers.alive) == 2 for gateway in made))
+        async with liftenvelope.connect([made[0].address]) as client:
+            await client.create_stream(name, name)
+        yield made
+        for gateway, nc in zip(made, connections, strict=True):
+            await gateway.close()
+            await nc.close()
+
+
+def core_of(gateway: Gateway) -> Core:
+    assert gateway._running is not None
+    return gateway._running.core
+
+
+async def publish(gateway: Gateway, name: str) -> int:
+    """Publish by a call of its own; return the offset."""
+    request = api_pb2.PublishRequest(stream=name, value=b"x").SerializeToString()
+    async with await Channel.connect(gateway.address) as channel:
+        answer = await channel.unary("/proto.API/Publish", request, timeout=120)
+    return api_pb2.PublishResponse.FromString(answer).ack.offset
+
+
+async def pause(gateway: Gateway, name: str) -> None:
+    request = api_pb2.PauseStreamRequest(name=name).SerializeToString()
+    async with await Channel.connect(gateway.address) as channel:
+        await channel.unary("/proto.API/PauseStream", request, timeout=120)
+
+
+@pytest.fixture
+async def paused_unheard_of(gateways: list[Gateway], name: str, monkeypatch: pytest.MonkeyPatch) -> Gateway:
+    """The first gateway, after the second one has paused the stream without its knowing."""
+    here, there = gateways
+    monkeypatch.setattr(agreement, "_PATIENCE", 0.1)
+    assert await publish(here, name) == 0
+    await core_of(here).registry.close()
+    await pause(there, name)
+    record = core_of(here).registry.known(name)
+    assert record is not None
+    assert not record.partitions[0].paused
+    return here
+
+
+async def test_publish_resumes_a_partition_whose_pause_the_gateway_has_not_heard_of(
+    paused_unheard_of: Gateway, name: str
+) -> None:
+    assert await publish(paused_unheard_of, name) == 1
+
+
+async def test_publish_async_resumes_such_a_partition_for_the_next_message(
+    paused_unheard_of: Gateway, name: str
+) -> None:
+    request = api_pb2.PublishRequest(stream=name, value=b"x").SerializeToString()
+    async with await Channel.connect(paused_unheard_of.address) as channel:
+        call = channel.bidi("/proto.API/PublishAsync")
+        answers = []
+        for _ in range(2):
+            await call.send([request])
+            answers.append(api_pb2.PublishResponse.FromString(await anext(call)))
+        call.cancel()
+    refused, stored = answers
+    assert refused.asyncError.code == api_pb2.PublishAsyncError.INTERNAL  # and not stored
+    assert (stored.HasField("asyncError"), stored.ack.offset) == (False, 1)
+
+
+@pytest.mark.parametrize("gateways", ["$JS.API.STREAM.UPDATE.*"], indirect=True)
+async def test_message_whose_partition_can_not_be_resumed_is_answered(
+    paused_unheard_of: Gateway, name: str
+) -> None:
+    async with await Channel.connect(paused_unheard_of.address) as channel, asyncio.timeout(120):
+        call = channel.bidi("/proto.API/PublishAsync")
+        await call.send([api_pb2.PublishRequest(stream=name, value=b"x").SerializeToString()])
+        answer = api_pb2.PublishResponse.FromString(await anext(call))
+        call.cancel()
+    assert "permissions violation" in answer.asyncError.message
+
+
+class HeldPause:
+    """A pause whose gateway has changed the record, and does not yet stop recording.
+
+    Args:
+        core: Parts of that gateway.
+    """
+
+    def __init__(self, core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go = asyncio.Event(), asyncio.Event()
+        detach = core.storage.detach
+
+        async def held(*arguments: Any) -> None:
+            self.begun.set()
+            await self.go.wait()
+            await detach(*arguments)
+
+        monkeypatch.setattr(core.storage, "detach", held)
+
+
+async def test_partition_is_resumed_after_its_pause_and_not_during_it(
+    gateways: list[Gateway], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repairing, "OVERTAKEN", 10_000.0)  # a pause may take as long as the test wants
+    here, there = gateways
+    held, storage = HeldPause(core_of(there), monkeypatch), core_of(here).storage
+    is_detached, attach = storage.is_detached, storage.attach
+    was_detached: list[bool] = []
+
+    async def looked(*arguments: Any) -> bool:
+        found = await is_detached(*arguments)
+        held.go.set()
+        return found
+
+    async def noted(*arguments: Any) -> Any:
+        was_detached.append(await is_detached(*arguments))
+        held.go.set()
+        return await attach(*arguments)
+
+    monkeypatch.setattr(storage, "is_detached", looked)
+    monkeypatch.setattr(storage, "attach", noted)
+    pausing = asyncio.create_task(pause(there, name))
+    await held.begun.wait()
+    await until(lambda: is_paused(here, name))
+    assert await publish(here, name) == 0
+    await pausing
+    assert was_detached == [True]
+    assert await publish(there, name) == 1
+
+
+async def test_partition_whose_pause_ends_after_it_was_resumed_is_repaired(
+    gateways: list[Gateway], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repairing, "OVERTAKEN", 0.05)  # the resumption does not wait for long
+    here, there = gateways
+    held = HeldPause(core_of(there), monkeypatch)
+    pausing = asyncio.create_task(pause(there, name))
+    await held.begun.wait()
+    await until(lambda: is_paused(here, name))
+    assert await publish(here, name) == 0
+    held.go.set()
+    await pausing
+    assert await publish(here, name) == 1
+
+
+def is_paused(gateway: Gateway, name: str) -> bool:
+    record = core_of(gateway).registry.known(name)
+    return record is not None and record.partitions[0].paused
