@@ -9,14 +9,18 @@ answer, all readers with a consumer on that server create new consumers elsewher
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakKeyDictionary
+
+from liftenvelope.consumers.tasks import background
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
 __all__ = ["AckServers", "ack_servers_of"]
 
+_log: Final = logging.getLogger("liftenvelope.gateway")
 #: Seconds between two checks of a server, and unanswered requests per check after which the server is lost.
 _INTERVAL: Final = 5.0
 _QUESTIONS: Final = 2
@@ -41,7 +45,7 @@ class AckServers:
         """Check the server that holds a reader's consumer from now on."""
         self._readers.setdefault(server, {})[reader] = None
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="servers of ack consumers")
+            self._task = background(self._run(), name="servers of ack consumers", log=_log)
 
     def remove(self, reader: _CheckedReader) -> None:
         """Stop checking servers for a reader."""

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import about
 from liftenvelope._pb import api_pb2
-from liftenvelope.consumers.tasks import cancel
+from liftenvelope.consumers.tasks import background, cancel
 from liftenvelope.errors import UsageError
 from liftenvelope.gateway._clients.policy import RECORD_SUBJECT, Policy
 from liftenvelope.gateway._protocol.failures import refused_publish
@@ -123,7 +123,7 @@ class Authorization:
 
     async def start(self) -> None:
         """Start to watch the file for changes."""
-        self._task = asyncio.create_task(self._follow(), name="policy file")
+        self._task = background(self._follow(), name="policy file", log=_log)
 
     async def close(self) -> None:
         """Stop watching the file."""

@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 from liftenvelope._backoff import Backoff
 from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
-from liftenvelope.consumers.tasks import cancel
+from liftenvelope.consumers.tasks import background, cancel
 from liftenvelope.errors import LiftEnvelopeError, WrongLastSequenceError
 from liftenvelope.gateway._cluster.records import RecordedEvent
 
@@ -121,7 +121,7 @@ class ActivityLog:
 
     async def start(self) -> None:
         """Start to publish events in the background."""
-        self._task = asyncio.create_task(self._run(), name="activity stream")
+        self._task = background(self._run(), name="activity stream", log=_log)
 
     async def close(self, *, timeout: float = 2.0) -> None:
         """Stop publishing, after a limited time to publish the waiting events.

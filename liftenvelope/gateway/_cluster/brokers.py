@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from liftenvelope.consumers.tasks import cancel
+from liftenvelope.consumers.tasks import background, cancel
 from liftenvelope.errors import (
     CallTimeoutError,
     InternalError,
@@ -206,7 +206,7 @@ class LiveBrokers:
         self._alive[self.me] = broker
         self._changed()
         await self._beat()
-        self._task = asyncio.create_task(self._keep_alive(), name="keep the gateway alive")
+        self._task = background(self._keep_alive(), name="keep the gateway alive", log=_log)
         try:
             async with asyncio.timeout(self._ttl):
                 await self.lease()

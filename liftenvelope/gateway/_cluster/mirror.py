@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._logs.throttle import Throttle
-from liftenvelope.consumers.tasks import cancel
+from liftenvelope.consumers.tasks import background, cancel
 from liftenvelope.errors import CallTimeoutError, InternalError, LiftEnvelopeError
 from liftenvelope.jetstream import OrderedReset, PullEvent
 from liftenvelope.jetstream.counting import is_stored
@@ -74,9 +74,9 @@ class Mirror:
         messages = await self._open()
         self.is_following = True
         name = self._bucket.name
-        tasks = [asyncio.create_task(self._follow(messages), name=f"follow {name}")]
+        tasks = [background(self._follow(messages), name=f"follow {name}", log=_log)]
         if self._on_gap is not None:
-            tasks.append(asyncio.create_task(self._compare(self._on_gap), name=f"compare {name}"))
+            tasks.append(background(self._compare(self._on_gap), name=f"compare {name}", log=_log))
         try:
             yield
         finally:

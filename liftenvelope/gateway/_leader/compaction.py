@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope import envelope as codec
 from liftenvelope._checks import as_seconds
-from liftenvelope.consumers.tasks import cancel
+from liftenvelope.consumers.tasks import background, cancel
 from liftenvelope.errors import (
     CallTimeoutError,
     EnvelopeError,
@@ -166,7 +166,7 @@ class Compactor:
 
     async def start(self) -> None:
         """Start the background task, which first compacts after one interval."""
-        self._task = asyncio.create_task(self._run(), name=f"compact {self._stream}")
+        self._task = background(self._run(), name=f"compact {self._stream}", log=_log)
 
     async def close(self) -> None:
         """Stop and drop the index. A running compaction is cancelled, which loses nothing."""

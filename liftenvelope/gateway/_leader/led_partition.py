@@ -7,6 +7,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from liftenvelope.consumers.tasks import background, cancel
 from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
 from liftenvelope.gateway._acks.checked import CheckedIntake
 from liftenvelope.gateway._acks.reader import PartitionAckReader
@@ -102,7 +103,7 @@ class LedPartition:
         if self._intake is not None:
             await self._intake.start()
         if self._idle_time:
-            self._idle = asyncio.create_task(self._pause_when_idle(), name=f"idle {self.stream}")
+            self._idle = background(self._pause_when_idle(), name=f"idle {self.stream}", log=_log)
         if self._compactor is not None:
             await self._compactor.start()
 
@@ -119,8 +120,7 @@ class LedPartition:
         if self._intake is not None:
             await self._intake.close()
         if self._idle is not None:
-            self._idle.cancel()
-            await asyncio.wait([self._idle])
+            await cancel([self._idle])
         if self._compactor is not None:
             await self._compactor.close()
         await self.acks.close()

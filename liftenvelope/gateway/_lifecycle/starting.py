@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from liftenvelope._deadlines import Deadline
-from liftenvelope.consumers.tasks import cancel
+from liftenvelope.consumers.tasks import background, cancel
 from liftenvelope.errors import (
     CallTimeoutError,
     JetStreamError,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Setup", "start_gateway"]
 
+_log: Final = logging.getLogger("liftenvelope.gateway")
 #: Seconds to retry the start while JetStream is not ready, and pause between two attempts.
 _PATIENCE: Final = 30.0
 _PAUSE: Final = 0.25
@@ -378,6 +380,6 @@ class _Start:
         watch = DropWatch(core, account=await account_of(core))
         file = LogFile(path)
         self._stack.callback(file.close)
-        following = asyncio.create_task(follow(file, watch), name="log of nats-server")
+        following = background(follow(file, watch), name="log of nats-server", log=_log)
         self._stack.push_async_callback(cancel, [following])
         return watch

@@ -252,6 +252,26 @@ async def test_records_are_read_from_the_leader_of_the_bucket(js: JetStream, nam
     await here.close()
 
 
+async def test_defect_that_ends_the_mirror_is_logged(
+    js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Faked: there is no known defect."""
+    here, there = await registry(js), await registry(js)
+
+    def defect(_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(here._mirror, "_on_entry", defect)
+    await there.create(record(name, "there"))
+    await until(lambda: not here.is_readable)
+    await here.close()
+    [line] = [one for one in caplog.records if "ended with a defect" in one.message]
+    assert line.message == "the background task 'follow lift_streams' ended with a defect"
+    assert line.exc_info is not None
+    await there.remove(record(name, "there"))
+    await there.close()
+
+
 async def reads_of(js: JetStream) -> list[str]:
     """Return a list that gets the key of each record that is read from now on."""
     read: list[str] = []
