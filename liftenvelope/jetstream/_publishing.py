@@ -429,6 +429,7 @@ class Publishing:
 
     def _expire(self, now: float) -> None:
         for future, token in self._table.expire(now):
+            self._refusals.expired(future.subject)
             what = f"the message on {future.subject!r}"
             causes = _CAUSES + self._link.refusal(future.subject, since=future.before)
             self._fail(future, ack_timeout(what, token, unknown=_UNKNOWN, causes=causes))

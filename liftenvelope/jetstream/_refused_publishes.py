@@ -1,9 +1,10 @@
 """Finds the publishes that nats-server has refused by the permissions of the user.
 
 The server reports each refused publish with its subject alone. A publish that was allowed before the
-permissions changed may be in flight on the same subject, and its ack is still on the way. So the messages
-in flight on a subject at its first refusal fail together, once as many refusals have come as messages without
-an ack are left. Until then, an ack or another refusal is due for at least one of them.
+permissions changed may be in flight on the same subject, and its ack is still on the way. So all messages in
+flight on a subject fail together, once as many refusals have come as messages without an ack are left. Until
+then, an ack or another refusal is due for at least one of them. Only some of the messages can't be chosen: a
+refusal that comes after their own may be about a later message.
 
 That counts refusals of other publishers of the connection too. So a message of before the change is taken for
 refused if its ack takes longer than a comparison waits, and another publisher is refused on its subject.
@@ -43,7 +44,7 @@ class RefusedPublishes:
         >>> refusals = RefusedPublishes()
         >>> from types import SimpleNamespace
         >>> order, bill = SimpleNamespace(subject="orders"), SimpleNamespace(subject="bills")
-        >>> refusals.note({"orders": 1}, last=3)
+        >>> refusals.note({"orders": 1})
         >>> refusals.settle([(order, "1"), (bill, "2"), (order, "3")])  # 1 may still get its ack
         []
         >>> [token for _, token in refusals.settle([(bill, "2"), (order, "3")])]
@@ -51,29 +52,30 @@ class RefusedPublishes:
     """
 
     def __init__(self) -> None:
-        # Number of refusals, and of the last message that was sent before the first of them.
-        self._open: dict[str, tuple[int, int]] = {}
+        # Number of refusals by subject.
+        self._open: dict[str, int] = {}
 
     def __bool__(self) -> bool:
         """True while refusals are not assigned."""
         return bool(self._open)
 
-    def note(self, refused: Mapping[str, int], last: int) -> None:
-        """Add refusals.
-
-        Args:
-            refused: Number of refusals by subject.
-            last: Number of the last message that was sent.
-        """
+    def note(self, refused: Mapping[str, int]) -> None:
+        """Add refusals: their number by subject."""
         for subject, count in refused.items():
-            before, its_last = self._open.get(subject, (0, last))
-            self._open[subject] = before + count, its_last
+            self._open[subject] = self._open.get(subject, 0) + count
+
+    def expired(self, subject: str) -> None:
+        """Take back a refusal, which may be about a message whose time has passed."""
+        if self._open.get(subject, 0) > 1:
+            self._open[subject] -= 1
+        else:
+            self._open.pop(subject, None)
 
     def settle(self, waiting: Iterable[tuple[_P, str]]) -> list[tuple[_P, str]]:
         """Return the messages that were refused, and forget their refusals.
 
         Args:
-            waiting: Messages without an ack in the order of sending, with their numbers as text.
+            waiting: Messages without an ack, with their tokens.
         """
         found: dict[str, list[tuple[_P, str]]] = {subject: [] for subject in self._open}
         for message in waiting:
@@ -81,15 +83,9 @@ class RefusedPublishes:
                 found[message[0].subject].append(message)
         settled: list[tuple[_P, str]] = []
         for subject, messages in found.items():
-            count, last = self._open.pop(subject)
-            old = [message for message in messages if int(message[1]) <= last]
-            if len(old) > count:
-                self._open[subject] = count, last
-                continue
-            settled += old
-            # The rest is about later messages, or about those of another user of the connection.
-            if len(messages) > len(old) and count > len(old):
-                self._open[subject] = count - len(old), int(messages[-1][1])
+            if len(messages) <= self._open[subject]:  # more are about another user of the connection
+                del self._open[subject]
+                settled += messages
         return settled
 
 
@@ -110,9 +106,13 @@ class RefusalTimer:
     def note(self, refused: Mapping[str, int]) -> None:
         """Compare refusals, by subject, with the messages in flight, soon and until all are assigned."""
         if self._table:
-            self._refusals.note(refused, int(self._table.token))
+            self._refusals.note(refused)
             if self._comparing is None:
                 self._compare_later()
+
+    def expired(self, subject: str) -> None:
+        """Take back a refusal, which may be about a message whose time has passed."""
+        self._refusals.expired(subject)
 
     def stop(self) -> None:
         """Compare no more: the messages have ended."""

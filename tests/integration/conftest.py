@@ -119,3 +119,13 @@ async def lb_nc(liftbridge_server: LiftbridgeCluster) -> Client:
 def name() -> str:
     """A name for a stream and its subject that no other test uses."""
     return f"t-{uuid4().hex[:12]}"
+
+
+def reload_with(server: NatsServer, old: str, new: str) -> None:
+    """Change the configuration of a server, and let it read that again."""
+    config = server._folder / "nats-server.conf"
+    text = config.read_text()
+    assert old in text
+    config.write_text(text.replace(old, new))
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGHUP)

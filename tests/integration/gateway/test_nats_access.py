@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +27,7 @@ from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import RpcError
 from liftenvelope.testing import LiftbridgeAdmin, NatsServer, run_nats_server
 from tests.integration.certificates import Certificates
-from tests.integration.conftest import until
+from tests.integration.conftest import reload_with, until
 from tests.unit.hostile_nats import FakeNats
 
 from .nats_tls import nats_tls
@@ -158,16 +157,6 @@ async def test_message_above_the_account_limit_is_refused_at_once(name: str) -> 
 def connections_with(caplog: pytest.LogCaptureFixture, text: str) -> set[object]:
     """Return the connections to NATS with a line of that text. One may be lost more than once."""
     return {record.__dict__["connection"] for record in caplog.records if f"to NATS {text}" in record.message}
-
-
-def reload_with(server: NatsServer, old: str, new: str) -> None:
-    """Change the configuration of a server, and let it read that again."""
-    config = server._folder / "nats-server.conf"
-    text = config.read_text()
-    assert old in text
-    config.write_text(text.replace(old, new))
-    assert server.pid is not None
-    os.kill(server.pid, signal.SIGHUP)
 
 
 async def test_gateway_reconnects_after_a_message_above_a_lowered_limit(

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from liftenvelope.errors import (
     AckTimeoutError,
@@ -40,7 +41,7 @@ from liftenvelope.jetstream.stream_config import DiscardPolicy, StorageType, Str
 from liftenvelope.nats import accelerate
 from liftenvelope.nats.receiving import DirectParser
 from liftenvelope.testing import NatsServer, run_nats_server
-from tests.integration.conftest import connect, until
+from tests.integration.conftest import connect, reload_with, until
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "accelerated"])
@@ -95,6 +96,43 @@ async def test_refused_publishes_fail_at_once_and_no_others(name: str, accelerat
     kinds = [PermissionDeniedError, PubAck, PubAck] * 1_000
     assert [type(outcome) for outcome in outcomes] == kinds
     assert f"nats-server does not let this user publish on '{name}.No'" in str(outcomes[0])
+
+
+async def test_late_ack_of_before_a_change_of_permissions_outlives_later_refusals(name: str) -> None:
+    users = [
+        {"user": "ann", "password": "x", "permissions": {"publish": {"deny": ["none", f"{name}.never"]}}},
+        {"user": "stream", "password": "x"},
+    ]
+    with run_nats_server(config={"authorization": {"users": users}}) as server:
+        taken: asyncio.Queue[Msg] = asyncio.Queue()
+        reports: asyncio.Queue[Exception] = asyncio.Queue()
+        stream = await connect(server.url, user="stream", password="x")  # in place of one with a slow leader
+        await stream.subscribe(name, cb=taken.put)
+        await stream.flush()
+        nc = await connect(server.url, user="ann", password="x", error_cb=reports.put)
+        async with asyncio.timeout(120), JetStream(nc, timeout=10_000) as js:
+            allowed = await js.publish_async(name, b"allowed")
+            message = await taken.get()
+            reload_with(server, '"none"', f'"{name}"')
+            refused = []
+            while reports.empty():  # until the server has read its configuration
+                refused.append(await js.publish_async(name, b"x"))
+                await nc.flush()
+            refused += [await js.publish_async(name, b"x") for _ in range(3)]
+            while reports.qsize() < 4:
+                await nc.flush()
+            with pytest.raises(PermissionDeniedError):
+                await js.publish(f"{name}.never")  # compared at the same time as the others, or later
+            assert not allowed.done()
+            await message.respond(b'{"stream": "S", "seq": 1}')
+            await stream.flush()
+            assert await allowed == PubAck("S", 1)
+            while not taken.empty():
+                await taken.get_nowait().respond(b'{"stream": "S", "seq": 2}')
+            outcomes = await asyncio.gather(*refused, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes[-4:]] == [PermissionDeniedError] * 4
+        await nc.close()
+        await stream.close()
 
 
 async def test_headers_that_the_server_does_not_take_leave_the_connection_open(name: str) -> None:
