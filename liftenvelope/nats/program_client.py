@@ -1,4 +1,4 @@
-"""nats-py connections of this package's own programs, with mends of six of its defects.
+"""nats-py connections of this package's own programs, with mends of eight of its defects.
 
 nats-py begins with TLS only if the server asks for it, also for ``tls://`` URLs. To a server that does not
 ask, or to one in between that claims so, it sends the login in plain text.
@@ -23,6 +23,7 @@ loop.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +48,8 @@ _KEPT: Final = (
     "invalid subject",
     "invalid publish subject",
 )
+#: Errors of nats-py that malformed input causes. It goes on only after OSError and its own.
+_MALFORMED: Final = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class NoTlsError(nats.errors.Error):
@@ -59,13 +62,23 @@ class NoTlsError(nats.errors.Error):
 class _ProgramClient(Client):
     async def _process_connect_init(self) -> None:
         try:
-            await super()._process_connect_init()
+            await self._log_in()
         except BaseException:
             transport = self._transport
             if isinstance(transport, TcpTransport) and transport._io_writer is not None:
                 transport._io_writer.transport.abort()
                 self._transport = None
             raise
+
+    async def _log_in(self) -> None:
+        try:
+            await super()._process_connect_init()
+        except (OSError, nats.errors.Error):  # some are also one of the others
+            raise
+        except _MALFORMED as exc:  # its text may hold anything
+            self._server_info = {}  # also read while there is no connection
+            text = f"the server must greet and answer a login like nats-server: {type(exc).__name__}"
+            raise nats.errors.Error(text) from exc
 
     def _connect_command(self) -> bytes:
         # After the handshake, and before the login: a server that refuses it ends the connection.
@@ -100,6 +113,22 @@ class _ProgramClient(Client):
         if type(limit) is int:
             self._max_payload = limit
         await super()._process_info(info, initial_connection)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        try:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        except (LookupError, UnicodeDecodeError) as exc:
+            await self._error_cb(nats.errors.Error(f"a malformed message was dropped: {type(exc).__name__}"))
+
+    async def _read_loop(self) -> None:
+        await super()._read_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        is_ended = bool(task.cancelling()) or self.is_closed or self.is_reconnecting
+        if task is self._reading_task and not is_ended:
+            error = nats.errors.ProtocolError("nats: the server has sent a malformed line")
+            await self._error_cb(error)
+            await self._process_op_err(error)
 
     async def _process_err(self, err_msg: str) -> None:
         if self.options["max_reconnect_attempts"] >= 0:
