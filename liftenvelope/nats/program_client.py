@@ -1,4 +1,4 @@
-"""nats-py connections of this package's own programs, with mends of eight of its defects.
+"""nats-py connections of this package's own programs, with mends of nine of its defects.
 
 nats-py begins with TLS only if the server asks for it, also for ``tls://`` URLs. To a server that does not
 ask, or to one in between that claims so, it sends the login in plain text.
@@ -50,6 +50,8 @@ _KEPT: Final = (
 )
 #: Errors of nats-py that malformed input causes. It goes on only after OSError and its own.
 _MALFORMED: Final = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+#: Seconds for which the last bytes to a lost server may take before a reconnect.
+_LAST_BYTES: Final = 1.0
 
 
 class NoTlsError(nats.errors.Error):
@@ -113,6 +115,12 @@ class _ProgramClient(Client):
         if type(limit) is int:
             self._max_payload = limit
         await super()._process_info(info, initial_connection)
+
+    async def _attempt_reconnect(self) -> None:
+        transport = self._transport
+        if isinstance(transport, TcpTransport) and transport._io_writer is not None:
+            asyncio.get_running_loop().call_later(_LAST_BYTES, transport._io_writer.transport.abort)
+        await super()._attempt_reconnect()
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         try:

@@ -12,6 +12,7 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope.nats.closing import close_connection
+from liftenvelope.nats.program_client import new_client
 from liftenvelope.testing import run_nats_server
 from tests.integration.conftest import connect, freeze, until
 
@@ -106,3 +107,35 @@ async def test_connection_to_a_stopped_server_is_closed() -> None:
     await until(lambda: not nc.is_connected)
     await close_connection(nc)
     assert nc.is_closed
+
+
+async def test_programs_leave_a_frozen_server_for_the_next_one() -> None:
+    """nats-py waits until the frozen server has taken what is written, before it connects again."""
+
+    async def quiet(_: Exception) -> None: ...
+
+    with run_nats_server() as frozen, run_nats_server() as other:
+        urls = [frozen.url, other.url]
+        nc = new_client(urls)
+        await nc.connect(
+            urls,
+            dont_randomize=True,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0,
+            ping_interval=1,
+            max_outstanding_pings=1,
+            connect_timeout=1,
+            error_cb=quiet,
+        )
+        assert frozen.pid is not None
+        freeze(frozen.pid)
+        try:
+            transport = nc._transport._io_writer.transport  # type: ignore[union-attr]
+            while not transport.get_write_buffer_size():
+                transport.write(bytes(1_000_000))
+            async with asyncio.timeout(240):
+                await until(lambda: nc.is_connected and nc.connected_url.netloc in other.url)  # type: ignore[union-attr]
+                await nc.flush()
+        finally:
+            os.kill(frozen.pid, signal.SIGCONT)
+        await close_connection(nc)
