@@ -23,7 +23,7 @@ async def close_connection(nc: Client) -> None:
     ``Client.close`` can then fail with errors that say nothing to the caller:
 
     - It flushes pending data even on a lost connection: OSError. Since Python 3.12, asyncio raises TypeError
-      when data is written to a closed transport (python/cpython issue 136234).
+      when data is written to a closed transport (python/cpython issue 136234); uvloop raises RuntimeError.
     - It asserts that ``connect`` has checked its options: AssertionError.
     - It cancels its reconnection, which may be waiting for the end of the old transport. That cancels the
       future on which ``close`` waits next: CancelledError, in a task that nobody has cancelled.
@@ -49,7 +49,7 @@ async def _close(nc: Client) -> None:
     task = asyncio.current_task()
     assert task is not None
     cancelled = task.cancelling()
-    with suppress(OSError, TypeError, AssertionError):
+    with suppress(OSError, TypeError, AssertionError, RuntimeError):
         try:
             await nc.close()
         except asyncio.CancelledError:

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 
 from liftenvelope.nats.closing import close_connection
 from liftenvelope.nats.program_client import new_client
-from liftenvelope.testing import run_nats_server
+from liftenvelope.testing import FaultProxy, run_nats_server
 from tests.integration.conftest import connect, freeze, until
 
 
@@ -107,6 +107,21 @@ async def test_connection_to_a_stopped_server_is_closed() -> None:
     await until(lambda: not nc.is_connected)
     await close_connection(nc)
     assert nc.is_closed
+
+
+async def test_lost_connection_with_unsent_data_is_closed() -> None:
+    """uvloop's transport does not take the data: RuntimeError."""
+
+    async def quiet(_: Exception) -> None: ...
+
+    with run_nats_server() as server, FaultProxy(server.url.removeprefix("nats://")) as proxy:
+        nc = await connect(f"nats://{proxy.address}", error_cb=quiet)
+        proxy.refuse()
+        proxy.cut()
+        await until(lambda: not nc.is_connected)
+        await nc.publish("any", b"unsent")
+        await close_connection(nc)
+        assert nc.is_closed
 
 
 async def test_programs_leave_a_frozen_server_for_the_next_one() -> None:
