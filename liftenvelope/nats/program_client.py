@@ -119,7 +119,7 @@ class _ProgramClient(Client):
     async def _attempt_reconnect(self) -> None:
         transport = self._transport
         if isinstance(transport, TcpTransport) and transport._io_writer is not None:
-            asyncio.get_running_loop().call_later(_LAST_BYTES, transport._io_writer.transport.abort)
+            asyncio.get_running_loop().call_later(_LAST_BYTES, _abort, transport._io_writer.transport)
         await super()._attempt_reconnect()
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
@@ -149,6 +149,12 @@ class _ProgramClient(Client):
         await self._error_cb(error)
         if not is_kept:
             await self._process_op_err(error)
+
+
+def _abort(transport: asyncio.WriteTransport) -> None:
+    """End a transport that is closing. One whose last bytes went out after close() fails in abort() then."""
+    if (socket := transport.get_extra_info("socket")) is not None and socket.fileno() >= 0:
+        transport.abort()
 
 
 class _TlsOnlyClient(_ProgramClient):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -12,7 +13,7 @@ import pytest
 from nats.aio.client import Client
 
 from liftenvelope.nats.closing import close_connection
-from liftenvelope.nats.program_client import new_client
+from liftenvelope.nats.program_client import _abort, new_client
 from liftenvelope.testing import FaultProxy, run_nats_server
 from tests.integration.conftest import connect, freeze, until
 
@@ -154,3 +155,23 @@ async def test_programs_leave_a_frozen_server_for_the_next_one() -> None:
         finally:
             os.kill(frozen.pid, signal.SIGCONT)
         await close_connection(nc)
+
+
+async def test_transport_whose_last_bytes_went_out_is_left_alone() -> None:
+    """A frozen server may go on in its last second. Python 3.11 raises AttributeError in abort() then."""
+    loop, lost = asyncio.get_running_loop(), asyncio.Event()
+
+    class Ending(asyncio.Protocol):
+        def connection_lost(self, _: Exception | None) -> None:
+            lost.set()
+
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.setblocking(False)
+        transport, _ = await loop.create_connection(Ending, sock=ours)
+        transport.write(bytes(10_000_000))
+        transport.close()
+        while await loop.sock_recv(theirs, 1_000_000):
+            pass
+        await lost.wait()
+        _abort(transport)
