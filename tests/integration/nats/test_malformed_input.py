@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 
 from liftenvelope.nats import accelerate
 from liftenvelope.nats.closing import close_connection
+from liftenvelope.nats.link import Link
 from liftenvelope.nats.program_client import new_client
 from liftenvelope.testing import FaultProxy, run_nats_server
 from tests.integration.conftest import until
@@ -120,7 +121,7 @@ async def test_malformed_message_is_dropped_and_the_next_one_arrives(kind: str, 
             accelerate(nc)
         await nc.subscribe("request", cb=note)
         await nc.subscribe("any.*", cb=note)
-        await nc.flush()
+        await Link(nc).barrier(60.0)  # the PING of nats-py's flush may overtake subscriptions
         async with asyncio.timeout(240):
             parts = urlsplit(server.url)
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
