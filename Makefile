@@ -129,7 +129,7 @@ without-servers: setup
 # What interpreters and test-minimum-some run with, made one after another also if make -j runs other things beside it,
 # because each install writes into the checkout. After it both can run at once.
 environments: minimum
-	@MAKEFLAGS= $(MAKE) --no-print-directory interpreters GOAL=setup
+	@$(MAKE) --no-print-directory --jobs=1 interpreters GOAL=setup
 
 interpreters: $(CLAIMED:%=on-python-%)  ## the tests that need no server, on every other claimed Python version that is found
 	@echo "Claimed versions: $(CLAIMED). Not found: $(or $(strip $(foreach version,$(CLAIMED),$(if $(call interpreter,python$(version)),,$(version)))),none)."
