@@ -19,6 +19,16 @@ it, as after a subscription too many.
 nats-py reads the files of a login for each reconnect, and ends its attempts for good if one holds no seed, as
 while it is being written. Without a JWT in the file of credentials it reads on for ever, and holds the event
 loop.
+
+A message that is not UTF-8, or whose headers are malformed, ends nats-py's reading, and it notices by its
+pings alone: any client of the server may send one. Here the message is dropped. After a malformed line the
+connection is made again.
+
+A greeting, or an answer to a login, that is not one of nats-server ends nats-py's attempts for good. Here it
+is an error of one attempt.
+
+nats-py reconnects once the last bytes to the lost server are sent. A frozen server never takes them. Here
+they have ``_LAST_BYTES``.
 """
 
 from __future__ import annotations
