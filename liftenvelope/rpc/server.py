@@ -175,7 +175,7 @@ class _ServerLink(TransportLink[ServerConnection]):
         silent = now - self.active_at
         if not self.protocol.greeted and now - self._opened_at > limits.preface_timeout:
             self.fail("the client did not speak HTTP/2 in time")
-        elif not self.tasks and silent > limits.idle_timeout:
+        elif not (self.tasks or self.protocol.failed) and silent > limits.idle_timeout:
             self.protocol.go_away()
             self.flush()
             self.end("the connection was idle")
