@@ -6,16 +6,30 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 from nats.aio.client import Client
 
 from liftenvelope.nats.closing import close_connection
 from liftenvelope.nats.program_client import _abort, new_client
-from liftenvelope.testing import FaultProxy, run_nats_server
+from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
 from tests.integration.conftest import connect, freeze, until
+
+
+@contextmanager
+def frozen(server: NatsServer, nc: Client) -> Iterator[asyncio.WriteTransport]:
+    """Freeze the server of a connection while bytes to it are unsent; yield the transport that holds them."""
+    assert server.pid is not None
+    freeze(server.pid)
+    try:
+        transport: asyncio.WriteTransport = nc._transport._io_writer.transport  # type: ignore[union-attr]
+        while not transport.get_write_buffer_size():
+            transport.write(bytes(1_000_000))
+        yield transport
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
 
 
 @pytest.fixture
@@ -23,19 +37,12 @@ async def reconnecting() -> AsyncIterator[Client]:
     """A connection that waits for the end of its old transport: the server takes no bytes any more."""
     with run_nats_server() as server:
         nc = await connect(server.url)
-        assert server.pid is not None
-        freeze(server.pid)
-        try:
-            transport = nc._transport._io_writer.transport  # type: ignore[union-attr]
-            while not transport.get_write_buffer_size():
-                transport.write(bytes(1_000_000))
+        with frozen(server, nc) as transport:
             await nc.force_reconnect()
             assert nc._reconnection_task is not None
             await until(transport.is_closing)
             yield nc
             transport.abort()
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
 
 
 async def test_reconnecting_connection_is_closed(reconnecting: Client) -> None:
@@ -130,8 +137,8 @@ async def test_programs_leave_a_frozen_server_for_the_next_one() -> None:
 
     async def quiet(_: Exception) -> None: ...
 
-    with run_nats_server() as frozen, run_nats_server() as other:
-        urls = [frozen.url, other.url]
+    with run_nats_server() as first, run_nats_server() as other:
+        urls = [first.url, other.url]
         nc = new_client(urls)
         await nc.connect(
             urls,
@@ -143,17 +150,10 @@ async def test_programs_leave_a_frozen_server_for_the_next_one() -> None:
             connect_timeout=1,
             error_cb=quiet,
         )
-        assert frozen.pid is not None
-        freeze(frozen.pid)
-        try:
-            transport = nc._transport._io_writer.transport  # type: ignore[union-attr]
-            while not transport.get_write_buffer_size():
-                transport.write(bytes(1_000_000))
+        with frozen(first, nc):
             async with asyncio.timeout(240):
                 await until(lambda: nc.is_connected and nc.connected_url.netloc in other.url)  # type: ignore[union-attr]
                 await nc.flush()
-        finally:
-            os.kill(frozen.pid, signal.SIGCONT)
         await close_connection(nc)
 
 
