@@ -24,7 +24,6 @@ import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Iterator
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
-from weakref import WeakKeyDictionary
 
 from liftenvelope.client._feed import LOOK_UP, Feed
 from liftenvelope.errors import TransportError, UsageError
@@ -169,8 +168,6 @@ class Portal:
         self._finish: Callable[[], Coroutine[Any, Any, None]] | None = None
         # Reentrant: a signal handler and the garbage collector may call while their thread holds it.
         self._lock = threading.RLock()
-        #: Items that came when the wait for them was interrupted, by iterator.
-        self._unused: WeakKeyDictionary[AsyncIterator[Any], object] = WeakKeyDictionary()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=_run, args=(self._loop,), name="liftenvelope-client", daemon=True
@@ -292,17 +289,15 @@ class Portal:
             return None
         return Feed(iter(items), partial(_post, self._loop))
 
-    def next(self, items: AsyncIterator[_T]) -> _T:
+    def next(self, items: AsyncIterator[_T], on_unused: Callable[[_T], None]) -> _T:
         """Return the next item of an async iterator.
 
-        An item that came when the wait for it was interrupted is returned by the next call.
+        ``on_unused`` is called with an item that came when the wait for it was interrupted.
 
         Raises:
             StopIteration: The iterator has ended, or the portal is closed.
         """
-        item = self._unused.pop(items, _END)
-        if item is _END and not self.is_closed:
-            item = self.call(_next(items), on_unused=partial(self._unused.__setitem__, items))
+        item = _END if self.is_closed else self.call(_next(items), on_unused=_but_for_the_end(on_unused))
         if item is _END:
             raise StopIteration
         return item  # type: ignore[return-value]
@@ -317,11 +312,7 @@ class Portal:
 
         ``on_unused`` is called with an item that came when the wait for it was interrupted.
         """
-
-        def unused(item: object) -> None:
-            if item is not _END:
-                on_unused(item)  # type: ignore[arg-type]
-
+        unused = _but_for_the_end(on_unused)
         try:
             while (item := self.call(_next(items), feed, unused)) is not _END:
                 yield item  # type: ignore[misc]
@@ -413,6 +404,14 @@ async def _await(make: Callable[[], Awaitable[_T]]) -> _T:
 
 async def _call_it(function: Callable[[], _T]) -> _T:
     return function()
+
+
+def _but_for_the_end(on_unused: Callable[[_T], None]) -> Callable[[_T | object], None]:
+    def unused(item: _T | object) -> None:
+        if item is not _END:
+            on_unused(item)  # type: ignore[arg-type]
+
+    return unused
 
 
 async def _next(items: AsyncIterator[_T]) -> _T | object:

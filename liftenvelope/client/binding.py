@@ -193,7 +193,7 @@ def _method(name: str, method: Any) -> Callable[..., Any]:
     if name == "__aiter__":
         return lambda self: self
     if name == "__anext__":
-        return lambda self: self._portal.next(self._async)
+        return lambda self: self._portal.next(self._async, self._take_back)
     run = _RUN[_kind(name, method)]
     return lambda self, /, *args, **options: run(self, lambda: getattr(self._async, name)(*args, **options))
 

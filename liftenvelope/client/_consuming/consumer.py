@@ -236,7 +236,9 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
                 return [message for chunk in given for message in chunk.messages]
         return []
 
-    def _take_back(self, messages: list[Message]) -> None:
+    def _take_back(self, item: Message | list[Message]) -> None:
+        """Keep what was handed out last for the next read: the caller was interrupted before it came."""
+        messages = item if isinstance(item, list) else [item]
         # Not of partitions that a commit, a seek or a revocation has taken out of the hand meanwhile.
         for reader in dict(self._in_hand):
             own = [message for message in messages if (message.stream, message.partition) == reader.key]

@@ -21,7 +21,7 @@ import liftenvelope
 from liftenvelope import Ack, BlockingClient, Message
 from liftenvelope.client._events import ClientEvent, MetadataRefreshed
 from liftenvelope.client.activity import StreamCreated
-from liftenvelope.client.blocking import BlockingSubscription
+from liftenvelope.client.blocking import BlockingActivityStream, BlockingConsumer, BlockingSubscription
 from liftenvelope.errors import (
     IncorrectOffsetError,
     MessageTooLargeError,
@@ -270,12 +270,19 @@ class TestSubscribe:
             pass
         assert not client.fetch_metadata(streams=[], groups=[stream]).groups
 
-    def test_interrupted_batch_of_a_group_is_not_committed(
-        self, client: BlockingClient, stream: str, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        "read", [next, lambda consumer: next(consumer.batches(10))], ids=["iteration", "batches"]
+    )
+    def test_interrupted_read_of_a_group_is_not_committed(
+        self,
+        client: BlockingClient,
+        stream: str,
+        monkeypatch: pytest.MonkeyPatch,
+        read: Callable[[BlockingConsumer], object],
     ) -> None:
         with client.consumer(stream, stream, auto_offset="earliest", auto_commit_interval=None) as consumer:
             with interrupted_at_the_end(monkeypatch), pytest.raises(KeyboardInterrupt):
-                next(consumer.batches(10))
+                read(consumer)
             consumer.commit()
             assert client.fetch_cursor(f"__group:{stream}", stream, 0) is None
             assert consumer.position(stream, 0) == 0
@@ -380,16 +387,22 @@ def test_activity(client: BlockingClient, name: str) -> None:
         assert any(isinstance(event, StreamCreated) and event.stream == name for event in events)
 
 
+@pytest.mark.parametrize("read", [next, lambda events: events.next()], ids=["iteration", "next"])
 def test_interrupt_when_an_event_comes_loses_none(
-    client: BlockingClient, name: str, monkeypatch: pytest.MonkeyPatch
+    client: BlockingClient,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    read: Callable[[BlockingActivityStream], object],
 ) -> None:
     client.create_stream(name, name)
     with client.activity(start="earliest") as events:
         first = next(events).offset
         with interrupted_at_the_end(monkeypatch), pytest.raises(KeyboardInterrupt):
-            events.next()
+            read(events)
         assert (events.position, events.finished) == (first + 1, False)
-        assert next(events).offset == first + 1
+        event = events.next(60)
+        assert event is not None
+        assert event.offset == first + 1
 
 
 class TestThreads:

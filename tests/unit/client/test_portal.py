@@ -182,22 +182,23 @@ class TestInterrupts:
             portal.call(sleeper.sleep())
         assert not sleeper.begun.is_set()
 
-    def test_item_that_comes_with_an_interrupt_is_returned_next(
+    def test_item_that_comes_with_an_interrupt_is_given_back(
         self, portal: Portal, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def numbers() -> AsyncIterator[int]:
-            for number in range(4):
+            for number in range(3):
                 yield number
 
-        items = numbers()
-        assert portal.next(items) == 0
+        items, unused = numbers(), list[int]()
+        assert portal.next(items, unused.append) == 0
         with interrupted_at_the_end(monkeypatch), pytest.raises(KeyboardInterrupt):
-            portal.next(items)
-        assert [portal.next(items) for _ in range(3)] == [1, 2, 3]
+            portal.next(items, unused.append)
+        assert (unused, portal.next(items, unused.append)) == ([1], 2)
         with interrupted_at_the_end(monkeypatch), pytest.raises(KeyboardInterrupt):
-            portal.next(items)
+            portal.next(items, unused.append)
         with pytest.raises(StopIteration):
-            portal.next(items)
+            portal.next(items, unused.append)
+        assert unused == [1]
 
 
 class TestTheLoopsOwnThread:
@@ -548,16 +549,18 @@ class TestIterate:
 
 
 def test_next(portal: Portal) -> None:
+    unused: list[int] = []
     numbers = Numbers(1).iterate()
-    assert portal.next(numbers) == 0
+    assert portal.next(numbers, unused.append) == 0
     with pytest.raises(StopIteration):
-        portal.next(numbers)
+        portal.next(numbers, unused.append)
     endless = Numbers(10)
     iterator = endless.iterate()
-    assert portal.next(iterator) == 0
+    assert portal.next(iterator, unused.append) == 0
     portal.close()
     with pytest.raises(StopIteration):
-        portal.next(iterator)
+        portal.next(iterator, unused.append)
+    assert not unused
 
 
 class TestForgotten:
