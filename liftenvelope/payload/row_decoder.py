@@ -97,10 +97,16 @@ class RowDecoder:
         for _, rows in self.pieces(batch):
             yield from rows
 
-    def pieces(self, batch: pa.RecordBatch) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
+    def pieces(
+        self, batch: pa.RecordBatch, *, apart: bool = False
+    ) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
         """Yield the rows of a batch in pieces of a bounded size.
 
         Each comes with the number of messages up to its end. Their dead letters are stored by then.
+
+        Args:
+            batch: Messages as read.
+            apart: True for at most one batch of rows in a piece.
 
         Raises:
             BadPayloadError: A message is bad, and neither kept nor stored. The rows before it were yielded.
@@ -109,13 +115,22 @@ class RowDecoder:
         reached = 0
         while reached < batch.num_rows:
             done, rows, error = self._piece(batch.slice(reached))
+            if apart:
+                for end, part in rows[:-1]:
+                    yield reached + end, [part]
+                rows = rows[-1:]
             reached += done
-            yield reached, rows
+            yield reached, [part for _, part in rows]
             if error is not None:
                 raise error
 
-    def _piece(self, batch: pa.RecordBatch) -> tuple[int, list[pa.RecordBatch], BadPayloadError | None]:
-        """Return a number of first messages, their rows, and the error of the message after them."""
+    def _piece(
+        self, batch: pa.RecordBatch
+    ) -> tuple[int, list[tuple[int, pa.RecordBatch]], BadPayloadError | None]:
+        """Return a number of first messages, their rows, and the error of the message after them.
+
+        Each batch of rows comes with the number of messages up to its end.
+        """
         found = self._decoder.decode(batch["value"])
         if self.packed:
             found = self._bounded(batch.slice(0, len(found.batches)), found)
@@ -132,7 +147,7 @@ class RowDecoder:
 
     def _flat(
         self, batch: pa.RecordBatch, typed: Sequence[pa.RecordBatch], bad: list[BadValue], stop: int
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
         arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
         values = arrays.pop("value")
         arrays |= zip(typed[0].schema.names, typed[0].columns, strict=True)
@@ -144,7 +159,7 @@ class RowDecoder:
             mask = _except({value.index for value in bad}, stop)
             out = out if mask is None else out.filter(mask)
         if out.num_rows:
-            yield out
+            yield stop, out
 
     def _bounded(self, batch: pa.RecordBatch, found: Decoded) -> Decoded:
         """Return the rows of first messages, as far as their keys and headers may be repeated for each row.
@@ -176,7 +191,7 @@ class RowDecoder:
 
     def _unpacked(
         self, batch: pa.RecordBatch, typed: Sequence[pa.RecordBatch], bad: list[BadValue], stop: int
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
         reasons = {value.index: value.reason for value in bad}
         own, passed = self._own(batch), self._passed_of(batch)
         for index, part in enumerate(itertools.islice(typed, stop)):
@@ -193,7 +208,7 @@ class RowDecoder:
             out = self._batch(arrays)
             out = out.slice(passed) if index == 0 and reason is None else out
             if out.num_rows:
-                yield out
+                yield index + 1, out
 
     def _passed_of(self, batch: pa.RecordBatch) -> int:
         """Return the number of rows to leave out of the first message of a batch."""

@@ -52,7 +52,9 @@ class TypedRows:
         self._keeps_bad = as_choice("on_bad", on_bad, ("fail", "column")) == "column"
         self._decoder = None if kind.sample_rows else self._made(None)
 
-    def pieces(self, batch: pa.RecordBatch) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
+    def pieces(
+        self, batch: pa.RecordBatch, *, apart: bool = False
+    ) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
         """Yield the rows of a batch, as :meth:`.RowDecoder.pieces` does; those before a bad message first.
 
         Raises:
@@ -61,7 +63,7 @@ class TypedRows:
         """
         if self._decoder is None:
             self._decoder = self._made(batch["value"].slice(0, self._kind.sample_rows))
-        yield from self._decoder.pieces(batch)
+        yield from self._decoder.pieces(batch, apart=apart)
 
     def _made(self, sample: pa.Array | None) -> RowDecoder:
         decoder = self._kind.decoder(sample)

@@ -171,13 +171,14 @@ class MessageReader:
         typed = None if payload is None and on_bad == "fail" else _typed_rows(payload, on_bad)
         while (payloads := await self._collect(max_rows, max_wait, max_bytes)) is not None:
             # Until rows are yielded, none of the messages is handed out.
-            rest, self._unread = self._unread, payloads + self._unread
+            self._unread = left = payloads + self._unread
             batch = arrow.stored_batch(payloads)
-            pieces = [(len(payloads), [batch])] if typed is None else typed.pieces(batch)
+            pieces = [(len(payloads), [batch])] if typed is None else typed.pieces(batch, apart=True)
             done = 0
             for reached, rows in pieces:
-                self._unread = left = payloads[reached:] + rest
-                self._given, done = payloads[done:reached], reached
+                self._given = left[: reached - done]
+                del left[: reached - done]
+                done = reached
                 for each in rows:
                     yield each
                 if self._unread is not left:  # the caller has read further, or closed the reader

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import doctest
+import io
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import liftenvelope
@@ -54,6 +56,14 @@ def threads() -> set[threading.Thread]:
 
 def values(count: int) -> list[bytes]:
     return [b"%d" % number for number in range(count)]
+
+
+def arrow_value(rows: int) -> bytes:
+    batch = pa.record_batch({"n": range(rows)}, pa.schema({"n": pa.int64()}))
+    out = io.BytesIO()
+    with pa.ipc.new_stream(out, batch.schema) as writer:
+        writer.write_batch(batch)
+    return out.getvalue()
 
 
 class TestStreams:
@@ -269,6 +279,23 @@ class TestSubscribe:
         with interrupted_at_the_end(monkeypatch), pytest.raises(KeyboardInterrupt), consumer:
             pass
         assert not client.fetch_metadata(streams=[], groups=[stream]).groups
+
+    def test_batches_of_arrow_messages_have_each_row_once(
+        self, client: BlockingClient, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Messages that are decoded together become batches of their own."""
+        client.create_stream(name, name)
+        client.publish_many(name, [arrow_value(rows) for rows in (2, 0, 3, 1, 0)])
+        with client.subscribe(name, start="earliest", stop="latest") as messages:
+            batches = messages.arrow_batches(payload="arrow")
+            assert next(batches)["offset"].to_pylist() == [0, 0]
+            assert messages.position == 1
+            with interrupted_at_the_end(monkeypatch), pytest.raises(KeyboardInterrupt):
+                next(batches)
+            assert messages.position == 1
+            left = messages.arrow_batches(payload="arrow")
+            assert next(left)["offset"].to_pylist() == [2, 2, 2]
+            assert [message.offset for message in messages] == [3, 4]
 
     @pytest.mark.parametrize(
         "read", [next, lambda consumer: next(consumer.batches(10))], ids=["iteration", "batches"]
