@@ -18,13 +18,14 @@ from liftenvelope.bulk._engine.range_read import GAPS_PAUSE, RangeRead
 from liftenvelope.bulk._jetstream.filter_gaps import FilterGaps
 from liftenvelope.bulk._jetstream.pulls import PullsInFlight
 from liftenvelope.bulk._jetstream.requests import (
-    answered_at,
     created_and_oldest,
     new_name,
     on_leader,
     pending,
     start_at,
+    times_of,
 )
+from liftenvelope.bulk._jetstream.stream_clock import StreamClock, StreamTimes
 from liftenvelope.errors import (
     BadRequestError,
     CallTimeoutError,
@@ -57,8 +58,6 @@ _SILENCE: Final = 3.5
 _SPREADING: Final = 2.0
 #: Seconds to wait for room in the queue before checking the connection again.
 _LOOK: Final = 0.5
-#: Seconds in which the server sends a message that it has stored, if a pull is open.
-_QUIET: Final = 0.05
 #: Seconds after which the end of a pull is late: until another one came, none was open.
 _LATE: Final = 0.1
 #: Number in the reply subject of a request that asks whether anything is pending. Pulls begin at 1.
@@ -87,11 +86,10 @@ class ConsumerRead(RangeRead):
         )
         super().__init__(source, span, plan, outlet, rows, source.stream)
         self._skips = FilterGaps(span.start)
+        self._clock = StreamClock()
         # Messages that the current consumer had to deliver when it was made; end of the stream just before
-        # that, and when the server said so.
+        # that, and the time up to which the stream had its messages then.
         self._left, self._stream_end, self._end_at = 0, -1, 0.0
-        # How far the server's clock is ahead of ours, at least.
-        self._ahead = 0.0
         self._pulls = PullsInFlight()
         self._consumer = self._inbox = ""
         self._made_at = 0.0
@@ -178,8 +176,9 @@ class ConsumerRead(RangeRead):
     def _check_end(self, link: NatsSocket) -> str:
         """Check that the stream is the same and reaches the next offset; return its leader."""
         subject = f"{self._source.prefix}.STREAM.INFO.{self._source.stream}"
-        (self._stream_end, leader), (created_ns, oldest_ns), self._end_at = link.ask(_end_and_times, subject)
-        self._ahead = self._end_at - time.monotonic()
+        (self._stream_end, leader), (created_ns, oldest_ns), times = link.ask(_end_and_times, subject)
+        self._clock.told(times, time.monotonic())
+        self._end_at = times.complete
         restored, known_ns = is_restored(created_ns, oldest_ns), self._created_ns
         self._check_same_log(self._stream_end, created_ns, is_restored=restored)
         if 0 < known_ns < created_ns and not restored:
@@ -317,13 +316,15 @@ class ConsumerRead(RangeRead):
         rows = self._rows
         if rows.next_offset == self._next:
             return
+        stored_at = rows.stored_ns / _SECOND
+        if self._is_current:
+            self._skips.was_current(self._clock.before_row(stored_at))
         if self._skips.has_begun:
-            if self._is_current:
-                # Not "just before now": the row may have waited for long in a socket.
-                self._skips.was_current(rows.stored_ns / _SECOND - _QUIET)
             self._skips.passed(rows.next_offset)
         self._pulls.arrived(count)
         self._is_current = rows.pending == 0 and not self._pulls.is_idle
+        if self._is_current:
+            self._skips.was_current(stored_at)
 
     def _reached(self, offset: int) -> None:
         """Set the next offset. If it advanced, a row came, so the counters of fruitless pulls restart."""
@@ -352,16 +353,16 @@ class ConsumerRead(RangeRead):
         """
         if not self._skips.has_begun or self._pulls.is_idle:
             return
-        if not self._is_current:
+        if not self._is_current or self._clock.is_mirror:
             oldest, stored_at = self._oldest_at()
             self._is_current = not self._skips.may_lack(self._next, oldest, stored_at)
         if self._is_current:
-            self._skips.was_current(at + self._ahead - _QUIET)
+            self._skips.was_current(self._clock.with_nothing_pending(at))
 
     def _oldest_at(self) -> tuple[int, float]:
         """Return the offset of the oldest message, and when it was stored, by the server's clock."""
-        oldest, stored_at, now = self._source.oldest_at()
-        self._ahead = now - time.monotonic()
+        oldest, stored_at, times = self._source.oldest_at()
+        self._clock.told(times, time.monotonic())
         return oldest, stored_at
 
     def _forget_pulls(self) -> None:
@@ -479,7 +480,7 @@ class ConsumerRead(RangeRead):
         return suspect
 
 
-def _end_and_times(answer: dict[str, Any]) -> tuple[tuple[int, str], tuple[int, int], float]:
-    """Return end and leader of a stream, the times of its creation and oldest message, and the server's."""
+def _end_and_times(answer: dict[str, Any]) -> tuple[tuple[int, str], tuple[int, int], StreamTimes]:
+    """Return end and leader of a stream, the times of its creation and oldest message, and the others."""
     end = natural(answer["state"]["last_seq"]), server_of(answer)
-    return end, created_and_oldest(answer), answered_at(answer)
+    return end, created_and_oldest(answer), times_of(answer)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from liftenvelope._checks import as_text
 from liftenvelope._deadlines import Deadline
 from liftenvelope.bulk._jetstream.nats_socket import NatsSocket
+from liftenvelope.bulk._jetstream.stream_clock import StreamTimes
 from liftenvelope.bulk.ranges import Extent
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JetStreamRequests",
-    "answered_at",
     "consumer_request",
     "created_and_oldest",
     "new_name",
     "on_leader",
     "pending",
     "start_at",
+    "times_of",
 ]
 
 _T = TypeVar("_T")
@@ -76,9 +77,10 @@ def created_and_oldest(answer: dict[str, Any]) -> tuple[int, int]:
     return _moment("created", answer), _moment("first_ts", answer["state"])
 
 
-def answered_at(answer: dict[str, Any]) -> float:
-    """Return when a server gave the info of a stream, in seconds since 1970; 0 if it is too old to say."""
-    return _moment("ts", answer) / _SECOND
+def times_of(answer: dict[str, Any]) -> StreamTimes:
+    """Return the times in a stream's info, whose state and config are objects."""
+    newest = _moment("last_ts", answer["state"]) / _SECOND
+    return StreamTimes(_moment("ts", answer) / _SECOND, newest, bool(answer["config"].get("mirror")))
 
 
 def _moment(name: str, record: dict[str, Any]) -> int:
@@ -367,11 +369,10 @@ class JetStreamRequests:
         """
         return self.config_and_extent()[1]
 
-    def oldest_at(self) -> tuple[int, float, float]:
-        """Return the offset of the oldest message, when it was stored, and when the server said so.
+    def oldest_at(self) -> tuple[int, float, StreamTimes]:
+        """Return the offset of the oldest message, when it was stored, and the other times of the stream.
 
-        Times are in seconds since 1970, by the server's clock. The second is infinite if there is no message;
-        the third is 0 if the server is too old to tell its time.
+        Times are in seconds since 1970, by the server's clock. The second is infinite if there is no message.
 
         Raises:
             LiftEnvelopeError: As for :meth:`ask`.
@@ -422,10 +423,10 @@ def _config_and_extent(answer: dict[str, Any]) -> tuple[dict[str, Any], Extent]:
     return dict(answer["config"]), Extent(min(max(first - 1, 0), end), end, _moment("created", answer))
 
 
-def _oldest_at(answer: dict[str, Any]) -> tuple[int, float, float]:
+def _oldest_at(answer: dict[str, Any]) -> tuple[int, float, StreamTimes]:
     _, stored_ns = created_and_oldest(answer)
     oldest = max(natural(answer["state"]["first_seq"]) - 1, 0)
-    return oldest, stored_ns / _SECOND or math.inf, answered_at(answer)
+    return oldest, stored_ns / _SECOND or math.inf, times_of(answer)
 
 
 def _created(answer: dict[str, Any]) -> int:

@@ -23,6 +23,7 @@ from liftenvelope import bulk
 from liftenvelope.bulk import Access, Gap, Progress, RetentionError
 from liftenvelope.bulk._jetstream.consumer_read import ConsumerRead
 from liftenvelope.bulk._jetstream.requests import JetStreamRequests, consumer_request
+from liftenvelope.bulk._jetstream.stream_clock import StreamTimes
 from liftenvelope.client.positions import Start
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, NatsServer
@@ -215,7 +216,7 @@ def test_retention_is_noticed_though_the_server_did_not_answer_at_first(server: 
     )
     ask, failures = JetStreamRequests.oldest_at, iter([TransportError("as if the connection was lost")])
 
-    def ask_late(source: JetStreamRequests) -> tuple[int, float, float]:
+    def ask_late(source: JetStreamRequests) -> tuple[int, float, StreamTimes]:
         for failure in failures:
             raise failure
         return ask(source)
@@ -240,7 +241,7 @@ def test_holes_of_a_bucket_are_looked_at_once(server: NatsServer) -> None:
         count_matching(read, left)
         publish(server.url, [(subject, b"", None) for subject in rewritten])
 
-    def note(source: JetStreamRequests) -> tuple[int, float, float]:
+    def note(source: JetStreamRequests) -> tuple[int, float, StreamTimes]:
         asked.append(source)
         return ask(source)
 
