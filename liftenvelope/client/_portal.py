@@ -209,12 +209,12 @@ class Portal:
             if feed is not None:
                 feed.fill(lambda: call.has_ended)
             call.wait()
+            return call.result()  # in here too, since an interrupt may come before its end
         except BaseException:
             self._give_up(call)
             if on_unused is not None and call.has_result:
                 on_unused(call.result())
             raise
-        return call.result()
 
     def run(self, function: Callable[[], _T]) -> _T:
         """Call a function in the loop's thread and return its result. Raises as :meth:`call` does.

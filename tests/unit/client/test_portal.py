@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import given, settings
@@ -181,6 +182,22 @@ class TestInterrupts:
         with pytest.raises(KeyboardInterrupt):
             portal.call(sleeper.sleep())
         assert not sleeper.begun.is_set()
+
+    def test_item_is_given_back_if_the_interrupt_comes_after_the_wait(self, portal: Portal) -> None:
+        interrupts, unused = iter([signal.SIGINT]), list[int]()
+
+        def interrupt(frame: FrameType, event: str, _: object) -> None:
+            if event == "call" and frame.f_code is _Call.result.__code__:
+                for number in interrupts:
+                    signal.raise_signal(number)
+
+        sys.setprofile(interrupt)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                portal.next(Numbers(1).iterate(), unused.append)
+        finally:
+            sys.setprofile(None)
+        assert unused == [0]
 
     def test_item_that_comes_with_an_interrupt_is_given_back(
         self, portal: Portal, monkeypatch: pytest.MonkeyPatch
