@@ -161,8 +161,9 @@ test-spark: pyspark  ## the tests that need Spark, with one session; SPARK=4.2 f
 test-spark-some: pyspark  ## those of the columns, sources, sinks, filters, archives and the docs: four minutes
 	$(RUN) -m pytest -q $(SOME_OF_SPARK)
 
+# Its wheel is built here, and a cache would keep it three times: 1.4 GB.
 pyspark: servers
-	$(call install,'pyspark[connect]==$(SPARK).*' 'pandas>=2.2$(comma)<3')
+	export UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1; $(call install,'pyspark[connect]==$(SPARK).*' 'pandas>=2.2$(comma)<3')
 	@$(RUN) -m pip list --format freeze | grep pyspark; java -version 2>&1 | head -1
 
 test-browser: chromium docs  ## the tests of the monitor's page and of the documentation site, in Chromium
