@@ -150,18 +150,22 @@ def ring(*_: object) -> None:
     raise AlarmError
 
 
+@pytest.fixture
+def heeds_sigint() -> Iterator[None]:
+    """Have SIGINT raise KeyboardInterrupt, which a shell has its background jobs ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_sigint")
 class TestInterrupts:
     def test_keyboard_interrupt_cancels_and_waits(self, portal: Portal) -> None:
-        # What is run in the background of a shell is started with this signal ignored.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            for _ in range(20):
-                sleeper = Sleeper()
-                with signalled(signal.SIGINT, sleeper.begun), pytest.raises(KeyboardInterrupt):
-                    portal.call(sleeper.sleep())
-                assert sleeper.ended
-        finally:
-            signal.signal(signal.SIGINT, before)
+        for _ in range(20):
+            sleeper = Sleeper()
+            with signalled(signal.SIGINT, sleeper.begun), pytest.raises(KeyboardInterrupt):
+                portal.call(sleeper.sleep())
+            assert sleeper.ended
         assert portal.call(double(1)) == 2
 
     def test_an_exception_of_a_signal_handler(self, portal: Portal) -> None:
