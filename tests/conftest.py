@@ -29,8 +29,9 @@ settings.register_profile("further", _PATIENT, derandomize=True, max_examples=25
 settings.register_profile("search", _PATIENT, max_examples=2_000, print_blob=True)
 settings.load_profile("repeatable")
 
-# Some shells export the width of their window, and help and tables are folded to it.
-os.environ.pop("COLUMNS", None)
+# Settings of the caller's terminal: help and tables are folded to its width, and coloured.
+for name in ("COLUMNS", "FORCE_COLOR"):
+    os.environ.pop(name, None)
 
 # `make test-uvloop`: each loop of the tests is uvloop's, also those of asyncio.run and the blocking client.
 if os.environ.get("LIFTENVELOPE_TEST_LOOP") == "uvloop":
