@@ -7,6 +7,7 @@ makes a new consumer at the next offset, over a new connection.
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,6 +59,8 @@ _SILENCE: Final = 3.5
 _SPREADING: Final = 2.0
 #: Seconds to wait for room in the queue before checking the connection again.
 _LOOK: Final = 0.5
+#: Seconds after which a gap is looked at, if its batch lasts longer.
+_UNSURE: Final = 0.2
 #: Seconds after which the end of a pull is late: until another one came, none was open.
 _LATE: Final = 0.1
 #: Number in the reply subject of a request that asks whether anything is pending. Pulls begin at 1.
@@ -320,7 +323,8 @@ class ConsumerRead(RangeRead):
         if self._is_current:
             self._skips.was_current(self._clock.before_row(stored_at))
         if self._skips.has_begun:
-            self._skips.passed(rows.next_offset)
+            has_gap = rows.next_offset - self._next > count
+            self._skips.passed(rows.next_offset, time.monotonic() if has_gap else math.inf)
         self._pulls.arrived(count)
         self._is_current = rows.pending == 0 and not self._pulls.is_idle
         if self._is_current:
@@ -363,6 +367,7 @@ class ConsumerRead(RangeRead):
         """Return the offset of the oldest message, and when it was stored, by the server's clock."""
         oldest, stored_at, times = self._source.oldest_at()
         self._clock.told(times, time.monotonic())
+        self._skips.looked(oldest, stored_at)
         return oldest, stored_at
 
     def _forget_pulls(self) -> None:
@@ -400,6 +405,8 @@ class ConsumerRead(RangeRead):
 
     def _wait(self, link: NatsSocket) -> None:
         """Wait for more data; or, if no pull is in flight and pieces are ready, for room in the queue."""
+        if self._time_to_look() <= 0:
+            self._oldest_at()
         if self._ready and self._pulls.is_idle:
             if self._outlet.offer(self._ready[0], _LOOK):
                 self._ready.popleft()
@@ -415,10 +422,13 @@ class ConsumerRead(RangeRead):
         self._flush_if_old(block=False)
 
     def _longest_wait(self) -> float:
-        """Return the seconds until a heartbeat or the next pull is due."""
-        if not self._fruitless:
-            return float(_HEARTBEAT)
-        return min(float(_HEARTBEAT), max(0.001, self._pull_at - time.monotonic()))
+        """Return the seconds until a heartbeat, the next pull or a look at the oldest message is due."""
+        until_pull = self._pull_at - time.monotonic() if self._fruitless else math.inf
+        return min(float(_HEARTBEAT), max(0.001, min(until_pull, self._time_to_look())))
+
+    def _time_to_look(self) -> float:
+        """Return the seconds until the oldest message should be asked for, because a gap was passed."""
+        return self._skips.unsure_since + _UNSURE - time.monotonic()
 
     def _check_silence(self, link: NatsSocket) -> None:
         self._outlet.check()

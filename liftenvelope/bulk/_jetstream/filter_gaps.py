@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import Final
@@ -25,7 +26,8 @@ class FilterGaps:
       Only when the read has passed the oldest message, or the backlog, are they lost.
     - Later messages are delivered as they are stored. What counts is the moment when the read was last up to
       date before it passed a gap. If the oldest message was stored earlier, none is lost in the gap, since
-      retention takes the oldest messages first.
+      retention takes the oldest messages first. Retention goes on while a batch is collected, so the oldest
+      message is looked at soon after a gap: :meth:`looked` clears the gaps of which nothing was taken yet.
 
     Both rules apply to a gap that begins in the backlog and ends after it.
 
@@ -42,9 +44,13 @@ class FilterGaps:
         self._suspect: int | None = None
         # Offset to reach before the suspect is looked at again.
         self._again_at = 0
-        # Offsets that the read has reached, and when it was last up to date before each.
+        # Offsets that the read has reached, and when it was last up to date before each; infinite if nothing
+        # was lost since the offset before. The first _looked of them were looked at.
         self._passed: list[int] = []
         self._passed_at: list[float] = []
+        self._looked = 0
+        #: When a later gap was passed that was not looked at yet, by our clock; infinite for none.
+        self.unsure_since = math.inf
         #: Last time, in seconds of the server's clock, at which the read had every message that matches.
         self.current_at = 0.0
 
@@ -76,13 +82,40 @@ class FilterGaps:
         """
         return oldest > max(reached, self._end) and self.current_at <= oldest_at
 
-    def passed(self, stop: int) -> None:
-        """Note that the read has come to an offset, and was last up to date at ``current_at``."""
-        if self._passed and self.current_at - self._passed_at[-1] < _CLOSE:
+    def passed(self, stop: int, gap_at: float) -> None:
+        """Note that the read has come to an offset, and was last up to date at ``current_at``.
+
+        Args:
+            stop: The offset.
+            gap_at: Now, by our clock, if there is a gap since the offset before; infinite if there is none.
+        """
+        if stop > self._end:
+            self.unsure_since = min(self.unsure_since, gap_at)
+        if len(self._passed) > self._looked and self.current_at - self._passed_at[-1] < _CLOSE:
             self._passed[-1] = stop
         else:
             self._passed.append(stop)
             self._passed_at.append(self.current_at)
+
+    def looked(self, oldest: int, oldest_at: float) -> None:
+        """Clear the later gaps that the read has passed and in which nothing can have been lost.
+
+        Args:
+            oldest: Offset of the oldest message, asked for after the gaps were passed.
+            oldest_at: Time in seconds, by the server's clock, at which the oldest message was stored.
+        """
+        begin = self._passed[self._looked - 1] if self._looked else self._reached
+        fresh = list(zip(self._passed[self._looked :], self._passed_at[self._looked :], strict=True))
+        del self._passed[self._looked :], self._passed_at[self._looked :]
+        for stop, current_at in fresh:
+            at = math.inf if oldest <= max(begin, self._end) or current_at > oldest_at else current_at
+            if at == math.inf and self._passed_at and self._passed_at[-1] == at:
+                self._passed[-1] = stop
+            else:
+                self._passed.append(stop)
+                self._passed_at.append(at)
+            begin = stop
+        self._looked, self.unsure_since = len(self._passed), math.inf
 
     def pass_over(
         self, gaps: Iterable[tuple[int, int]], reached: int, oldest: int, oldest_at: float
@@ -108,6 +141,7 @@ class FilterGaps:
             self._skipped += max(min(stop, self._end) - start, 0)
         kept = bisect_right(self._passed, reached)
         del self._passed[:kept], self._passed_at[:kept]
+        self._looked = max(self._looked - kept, 0)
         return later
 
     def _current_before(self, stop: int) -> float:

@@ -22,6 +22,7 @@ import liftenvelope
 from liftenvelope import bulk
 from liftenvelope.bulk import Access, Gap, Progress, RetentionError
 from liftenvelope.bulk._jetstream.consumer_read import ConsumerRead
+from liftenvelope.bulk._jetstream.filter_gaps import FilterGaps
 from liftenvelope.bulk._jetstream.requests import JetStreamRequests, consumer_request
 from liftenvelope.bulk._jetstream.stream_clock import StreamTimes
 from liftenvelope.client.positions import Start
@@ -333,6 +334,22 @@ def test_quiet_tail_of_a_rare_subject_outlives_retention(server: NatsServer) -> 
     assert offsets(pa.Table.from_batches([reader.read_next_batch()])) == [101]
 
 
+def test_gap_that_retention_takes_before_its_batch_ends_is_no_loss(server: NatsServer) -> None:
+    make_stream(server.url, "LONG", max_msgs=20)
+    wanted, others = ("LONG.wanted", b"", None), [("LONG.other", b"", None)] * 5
+    with filtered_by("server"), told_current() as wait_until_current:
+        reader = bulk.tail(
+            server.url, "LONG", subjects="LONG.wanted", start="earliest", batch_rows=4, batch_seconds=600
+        )
+        for _ in range(3):
+            publish(server.url, [wanted, *others])
+            wait_until_current()
+        publish(server.url, others * 20)
+        wait_until_current()
+        publish(server.url, [wanted])
+        assert offsets(pa.Table.from_batches([reader.read_next_batch()])) == [0, 6, 12, 118]
+
+
 def test_tail_that_is_not_read_notices_that_retention_took_messages_that_match(server: NatsServer) -> None:
     make_stream(server.url, "SLOW", max_msgs=40)
     publish(server.url, [("SLOW.wanted", b"", None)])
@@ -401,6 +418,23 @@ def test_heartbeats_after_retention_took_all_are_no_sign_that_nothing_was_lost(s
         publish(server.url, [("EMPTIED.wanted", b"", None)])
         with pytest.raises(RetentionError):
             reading.result(60)
+
+
+@contextmanager
+def told_current() -> Iterator[Callable[[], None]]:
+    """Yield a function that waits until a tail has proof that it has all that was published so far."""
+    latest, tell = [0.0], FilterGaps.was_current
+
+    def note(gaps: FilterGaps, at: float) -> None:
+        tell(gaps, at)
+        latest[0] = at
+
+    def wait() -> None:
+        now = time.time()
+        wait_for("proof that the tail is current", lambda: latest[0] > now)
+
+    with patch.object(FilterGaps, "was_current", note):
+        yield wait
 
 
 @contextmanager
@@ -474,7 +508,7 @@ def test_tail_notices_that_retention_took_messages_that_match_while_it_was_disco
 def test_quiet_tail_of_a_rare_subject_outlives_a_lost_connection(server: NatsServer) -> None:
     """Retention has long passed the offset of the last match, and takes none while the tail is away."""
     make_stream(server.url, "AWAY", max_msgs=20)
-    with FaultProxy(server.url) as proxy, counted("_nothing_pending") as wait_for_heartbeats:
+    with FaultProxy(server.url) as proxy, told_current() as wait_until_current:
         with filtered_by("server"):
             reader = bulk.tail(
                 f"nats://{proxy.address}",
@@ -486,11 +520,11 @@ def test_quiet_tail_of_a_rare_subject_outlives_a_lost_connection(server: NatsSer
         publish(server.url, [("AWAY.wanted", b"", None)])
         reader.read_next_batch()
         publish(server.url, [("AWAY.other", b"", None)] * 100)
-        wait_for_heartbeats()
+        wait_until_current()
         proxy.cut()
-        wait_for_heartbeats()
+        wait_until_current()
         publish(server.url, [("AWAY.other", b"", None)] * 100)
-        wait_for_heartbeats()
+        wait_until_current()
         publish(server.url, [("AWAY.wanted", b"", None)])
         assert offsets(pa.Table.from_batches([reader.read_next_batch()])) == [201]
 

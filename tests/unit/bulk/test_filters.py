@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -135,9 +136,9 @@ def test_lost_messages_count_once() -> None:
 def test_later_gap_is_no_loss_if_the_oldest_message_was_there_when_the_read_was_up_to_date() -> None:
     gaps = FilterGaps(0)
     gaps.begin(0, 10, 100.0)
-    gaps.passed(91)
+    gaps.passed(91, 7.0)
     gaps.current_at = 105.0
-    gaps.passed(200)
+    gaps.passed(200, 7.0)
     gaps.current_at = 110.0
     assert gaps.pass_over([(0, 30), (31, 70), (71, 90)], 80, 72, 100.5) == 71
     assert (gaps.suspect, gaps.to_count()) == (0, None)
@@ -161,6 +162,26 @@ def test_gap_that_begins_in_the_backlog_may_have_had_later_messages(
     assert gaps.is_complete(0)
 
 
+def test_retention_after_a_look_at_the_oldest_message_is_no_loss() -> None:
+    gaps = FilterGaps(0)
+    gaps.begin(0, 10, 100.0)
+    gaps.passed(15, math.inf)
+    assert gaps.unsure_since == math.inf
+    gaps.current_at = 101.0
+    gaps.passed(40, 7.0)
+    gaps.current_at = 102.0
+    gaps.passed(60, 8.0)
+    assert gaps.unsure_since == 7.0
+    gaps.looked(30, 101.5)
+    assert gaps.unsure_since == math.inf
+    gaps.passed(80, 7.0)
+    assert gaps.unsure_since == 7.0, "a look proves nothing about later gaps"
+    # When the look was taken, only messages below 30 were gone.
+    assert gaps.pass_over([(15, 39)], 40, 90, 110.0) == 15
+    assert gaps.pass_over([(40, 59)], 60, 90, 110.0) is None
+    assert gaps.pass_over([(60, 79)], 80, 90, 110.0) == 60
+
+
 def test_read_lacks_nothing_later_if_the_oldest_message_is_old_or_was_not_passed() -> None:
     gaps = FilterGaps(0)
     gaps.begin(0, 10, 100.0)
@@ -178,7 +199,7 @@ def test_times_that_a_read_notes_are_bounded() -> None:
     gaps.begin(0, 0, 0.0)
     for offset in range(100_000):
         gaps.current_at = offset / 100_000
-        gaps.passed(offset)
+        gaps.passed(offset, 7.0)
     assert len(gaps._passed) == len(gaps._passed_at) <= 20
     gaps.pass_over([], 99_999, 0, 0.0)
     assert not gaps._passed
