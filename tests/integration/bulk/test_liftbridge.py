@@ -15,16 +15,16 @@ import pytest
 
 import liftenvelope
 from liftenvelope import bulk
-from liftenvelope._deadlines import Deadline
 from liftenvelope.bulk import Access, Gap, RetentionError
 from liftenvelope.bulk._engine.crew import Outlet
 from liftenvelope.bulk._engine.plan import BatchPlan
+from liftenvelope.bulk._liftbridge import brokers
 from liftenvelope.bulk._liftbridge.brokers import Brokers
 from liftenvelope.bulk._liftbridge.source import LiftbridgeSource, _LiftbridgeRead
 from liftenvelope.bulk.ranges import Range
 from liftenvelope.client import Timestamp
 from liftenvelope.client.blocking import BlockingClient
-from liftenvelope.client.metadata import Metadata
+from liftenvelope.client.metadata import Metadata, decode_metadata
 from liftenvelope.envelope import new_message
 from liftenvelope.errors import (
     NoSuchPartitionError,
@@ -162,23 +162,29 @@ def test_moments(address: str, numbers: str) -> None:
     assert offsets(table) == list(range(first, last))
 
 
-def test_metadata_is_fetched_twice_for_each_partition_at_most(
+def test_read_decodes_the_metadata_of_all_partitions_once(
     client: BlockingClient, address: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each answer lists all partitions. An earlier one may be of a stream that was created again since."""
-    client.create_stream(name, name, partitions=32)
-    for partition in range(32):
-        client.publish(name, b"x", partition=partition)
-    fetch, fetched = Brokers._fetch, []
+    """One for each partition made the time of a read quadratic. The creation time is still asked for each."""
+    client.create_stream(name, name, partitions=20)
+    for partition in range(20):
+        client.publish(name, b"", partition=partition)
+    decoded, asked = [0], [0]
 
-    def noting(brokers: Brokers, request: bytes, about: str, deadline: Deadline | None = None) -> Metadata:
-        fetched.append(about)
-        return fetch(brokers, request, about, deadline)
+    def count_decoded(*args: Any) -> Metadata:
+        decoded[0] += 1
+        return decode_metadata(*args)
 
-    monkeypatch.setattr(Brokers, "_fetch", noting)
-    found = bulk.read(address, name, partitions=list(range(32))).read_all()
-    assert sorted(found["partition"].to_pylist()) == list(range(32))
-    assert 0 < len(fetched) <= 2 * 32  # a look for the leader may use an answer of the last second
+    def count_asked(source: LiftbridgeSource) -> int:
+        asked[0] += 1
+        return created(source)
+
+    created = LiftbridgeSource.created
+    monkeypatch.setattr(brokers, "decode_metadata", count_decoded)
+    monkeypatch.setattr(brokers, "_MAX_AGE", 3600.0)
+    monkeypatch.setattr(LiftbridgeSource, "created", count_asked)
+    assert bulk.read(address, name).read_all().num_rows == 20
+    assert (decoded, asked) == ([1], [20])
 
 
 def test_an_empty_partition(address: str, numbers: str) -> None:

@@ -19,12 +19,13 @@ from liftenvelope.client.metadata import (
     Metadata,
     PartitionInfo,
     StreamInfo,
+    creation_time,
     make_metadata,
     merged,
     partition_info,
     read_metadata,
 )
-from liftenvelope.errors import NoSuchStreamError
+from liftenvelope.errors import NoSuchStreamError, ServerProtocolError
 
 
 def answer() -> api_pb2.FetchMetadataResponse:
@@ -141,3 +142,11 @@ class TestMerged:
     def test_believes_the_later_one(self) -> None:
         found = merged(self.one("a", StreamInfo("x", "old")), self.one("a", StreamInfo("x", "new")))
         assert (found.streams["x"].subject, len(found.brokers)) == ("new", 1)
+
+
+def test_creation_time_is_that_of_a_stream_in_the_answer() -> None:
+    data = answer().SerializeToString()
+    assert creation_time(data, "foo") == 77
+    assert creation_time(data, "gone") is creation_time(data, "other") is None
+    with pytest.raises(ServerProtocolError):
+        creation_time(b"\xff" + data, "foo")
