@@ -37,7 +37,7 @@ from liftenvelope.errors import (
     StreamExistsError,
     TransportError,
 )
-from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
+from liftenvelope.rpc.status import NOT_RECORDED, CallNotProcessedError, RpcError, StatusCode
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtobufMessage
@@ -273,6 +273,8 @@ def publish_async_error(
     """Return the error for a message that a PublishAsync stream reports as failed or of unknown outcome."""
     if code == 0 and _UNKNOWN_OUTCOME in text:
         return AckTimeoutError(f"{about}: {text}", correlation_id)
+    if NOT_RECORDED in text:  # Liftbridge resumes a paused partition, and so the API has no code for it
+        return PartitionPausedError(code, f"{about}: {text}")
     kind = _ASYNC_ERRORS.get(code, PublishError)
     if any(part in text for part in _TOO_LARGE_TEXTS):
         kind = MessageTooLargeError

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
+    "NOT_RECORDED",
     "UNANSWERED_IS_NOT_STORED",
     "CallNotProcessedError",
     "RpcError",
@@ -30,6 +31,9 @@ __all__ = [
 #: Status text of the UNAVAILABLE with which a stopping gateway ends PublishAsync, after it has answered every
 #: message that it accepted.
 UNANSWERED_IS_NOT_STORED: Final = "the gateway is stopping: messages without an answer are not stored"
+
+#: Text of a gateway for a message of PublishAsync that came while its partition was paused.
+NOT_RECORDED: Final = "the partition was paused for a moment: the message is not stored, publish it again"
 
 
 class StatusCode(IntEnum):

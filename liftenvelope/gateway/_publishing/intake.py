@@ -17,6 +17,7 @@ from liftenvelope.envelope import new_message
 from liftenvelope.errors import LiftEnvelopeError, NoJetStreamError, TransportError
 from liftenvelope.gateway._protocol.failures import TOO_LARGE, WRONG_OFFSET, has_no_room, status_of
 from liftenvelope.gateway._publishing.targets import PublishTarget, ack_of
+from liftenvelope.gateway._publishing.unrecorded import Unrecorded
 from liftenvelope.nats.link import Link, max_payload_of
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -57,6 +58,7 @@ class Intake:
         # Number of targets at which those of deleted streams are forgotten.
         self._room = _LEAST_ROOM
         self._sending: set[asyncio.Task[None]] = set()
+        self._unrecorded = Unrecorded(self.find_again)
 
     async def target(self, request: api_pb2.PublishRequest, since: float | None = None) -> PublishTarget:
         """Return the target of a message, after checking the message and resuming a paused partition.
@@ -245,17 +247,22 @@ class Intake:
         if len(envelope) > self.max_message:
             raise RpcError(StatusCode.INVALID_ARGUMENT, TOO_LARGE)
 
-    async def explained(self, error: LiftEnvelopeError, name: str, partition: int) -> RpcError:
+    async def explained(
+        self, error: LiftEnvelopeError, name: str, partition: int, target: PublishTarget | None = None
+    ) -> RpcError:
         """Return the status for a failed publish, with the storage fault of the partition if one is known.
 
-        If no stream records the subject, the partition has changed. It is looked up again, which resumes it
-        for the next message, and the error of that lookup is returned if it fails.
+        Args:
+            error: The failure.
+            name: Name of the stream.
+            partition: Number of the partition.
+            target: Target of a message that is not stored again if no stream records the subject. The
+                partition has then changed: see :class:`Unrecorded`. Default none.
         """
-        if isinstance(error, NoJetStreamError):
-            try:
-                await self.find_again(name, partition)
-            except LiftEnvelopeError as exc:
-                return status_of(exc)
+        if isinstance(error, NoJetStreamError) and target is not None:
+            reason = await self._unrecorded.reason(target)
+            if reason is not None:
+                return reason
         if has_no_room(error):
             self._core.faults.note(name, partition, str(error))
         status, cause = status_of(error), self._core.faults.cause(name, partition)

@@ -22,6 +22,7 @@ from liftenvelope.gateway._protocol.requests import read_request, without_conten
 from liftenvelope.gateway._publishing.intake import Intake
 from liftenvelope.gateway._publishing.session import PublishSession
 from liftenvelope.gateway._publishing.targets import ack_of
+from liftenvelope.gateway._publishing.unrecorded import TRIES, TRY_PAUSE
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
@@ -36,10 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["PublishService"]
 
 _NONE: Final = api_pb2.NONE
-#: Times that a message is stored again if no stream records its subject, and the pause before, in seconds, if
-#: the partition is as before. A repair, as after two changes by two gateways at once, takes a second.
-_AGAIN: Final = 6
-_PAUSE: Final = 0.25
 
 
 class PublishService:
@@ -109,14 +106,14 @@ class PublishService:
         partition, and resumes it as in Liftbridge. If the record has not changed, the subject may be
         recorded again in a moment, as after an election, or another gateway is making the partition readonly.
         """
-        for _ in range(_AGAIN):
+        for _ in range(TRIES):
             try:
                 return target, (await (await store(target))).sequence
             except NoJetStreamError:
                 before = target
                 target = await self._intake.find_again(before.record.name, before.partition)
                 if target == before:
-                    await asyncio.sleep(_PAUSE)
+                    await asyncio.sleep(TRY_PAUSE)
         return target, (await (await store(target))).sequence
 
     # Message streams

@@ -75,6 +75,7 @@ _ASYNC_CODES: Final = {
     StatusCode.FAILED_PRECONDITION: _E.READONLY,
     StatusCode.PERMISSION_DENIED: _E.PERMISSION_DENIED,
     StatusCode.UNKNOWN: _E.INCORRECT_OFFSET,
+    StatusCode.ABORTED: _E.UNKNOWN,
 }
 
 
@@ -296,11 +297,11 @@ class PublishSession:
         if headers is not None:
             # No stream records the subject: the partition was just paused, made readonly or deleted.
             self._routes.drop(request.stream, request.partition)
-            self._refuse_later(NoJetStreamError(503, "no stream records the subject"), request)
+            self._refuse_later(NoJetStreamError(503, "no stream records the subject"), request, target)
             return
         answer = self._read_ack(payload)
         if isinstance(answer, JetStreamError):
-            self._refuse_later(answer, request)
+            self._refuse_later(answer, request, target)
         elif target is not None and answer.stream == target.stream:
             number, now = _number_of(message), asyncio.get_running_loop().time()
             self._tally.ack_numbered(number, number, 1, now)
@@ -338,7 +339,7 @@ class PublishSession:
             self._tally.fail(reason_of(error))
             self._give_up(request.ackPolicy, request.correlationId)
         elif isinstance(error, LiftEnvelopeError):
-            self._refuse_later(error, request)
+            self._refuse_later(error, request, target)
 
     def _accept(
         self, target: PublishTarget, request: api_pb2.PublishRequest, sequence: int, received_ns: int
@@ -364,8 +365,10 @@ class PublishSession:
             self._slow -= 1
             self._changed.set()
 
-    def _refuse_later(self, error: LiftEnvelopeError, request: api_pb2.PublishRequest) -> None:
-        self._answer_later(self._refuse(error, request))
+    def _refuse_later(
+        self, error: LiftEnvelopeError, request: api_pb2.PublishRequest, target: PublishTarget | None
+    ) -> None:
+        self._answer_later(self._refuse(error, request, target))
 
     def _answer_later(self, answer: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(answer)
@@ -373,9 +376,11 @@ class PublishSession:
         self._explaining.add(task)
         task.add_done_callback(self._explaining.discard)
 
-    async def _refuse(self, error: LiftEnvelopeError, request: api_pb2.PublishRequest) -> None:
+    async def _refuse(
+        self, error: LiftEnvelopeError, request: api_pb2.PublishRequest, target: PublishTarget | None
+    ) -> None:
         try:
-            status = await self._intake.explained(error, request.stream, request.partition)
+            status = await self._intake.explained(error, request.stream, request.partition, target)
             self._tally.fail(reason_of(status))
             self._answer_refused(status, request.correlationId)
         finally:

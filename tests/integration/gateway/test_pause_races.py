@@ -15,8 +15,12 @@ from liftenvelope.gateway._cluster import agreement
 from liftenvelope.gateway._core import Core
 from liftenvelope.gateway._streams import repairing
 from liftenvelope.rpc.aio import Channel
+from liftenvelope.rpc.status import NOT_RECORDED
 from liftenvelope.testing import run_nats_server
 from tests.integration.conftest import connect, until
+
+UNKNOWN = api_pb2.PublishAsyncError.UNKNOWN
+READONLY = api_pb2.PublishAsyncError.READONLY
 
 
 @pytest.fixture
@@ -61,6 +65,12 @@ async def pause(gateway: Gateway, name: str) -> None:
         await channel.unary("/proto.API/PauseStream", request, timeout=120)
 
 
+async def set_readonly(gateway: Gateway, name: str, readonly: bool) -> None:
+    request = api_pb2.SetStreamReadonlyRequest(name=name, readonly=readonly).SerializeToString()
+    async with await Channel.connect(gateway.address) as channel:
+        await channel.unary("/proto.API/SetStreamReadonly", request, timeout=120)
+
+
 @pytest.fixture
 async def paused_unheard_of(gateways: list[Gateway], name: str, monkeypatch: pytest.MonkeyPatch) -> Gateway:
     """The first gateway, after the second one has paused the stream without its knowing."""
@@ -93,8 +103,46 @@ async def test_publish_async_resumes_such_a_partition_for_the_next_message(
             answers.append(api_pb2.PublishResponse.FromString(await anext(call)))
         call.cancel()
     refused, stored = answers
-    assert refused.asyncError.code == api_pb2.PublishAsyncError.INTERNAL  # and not stored
+    assert (refused.asyncError.code, refused.asyncError.message) == (UNKNOWN, NOT_RECORDED)
     assert (stored.HasField("asyncError"), stored.ack.offset) == (False, 1)
+
+
+@pytest.mark.parametrize("is_again_writable", [False, True])
+async def test_publish_async_answers_readonly_before_the_record_of_another_gateway_says_so(
+    gateways: list[Gateway], name: str, is_again_writable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = gateways
+    detached, is_read_twice = asyncio.Event(), asyncio.Event()
+    change, refresh = core_of(there).registry.change, core_of(here).registry.refresh
+    reads: list[str] = []
+
+    async def held_change(*arguments: Any) -> Any:
+        detached.set()
+        await is_read_twice.wait()
+        return await change(*arguments)
+
+    async def noted_refresh(*arguments: Any) -> Any:
+        reads.append(name)
+        if len(reads) == 2:
+            is_read_twice.set()
+            await setting
+            if is_again_writable:
+                await set_readonly(there, name, False)
+        return await refresh(*arguments)
+
+    monkeypatch.setattr(core_of(there).registry, "change", held_change)
+    monkeypatch.setattr(core_of(here).registry, "refresh", noted_refresh)
+    request = api_pb2.PublishRequest(stream=name, value=b"x").SerializeToString()
+    async with await Channel.connect(here.address) as channel, asyncio.timeout(120):
+        call = channel.bidi("/proto.API/PublishAsync")
+        await call.send([request])
+        assert not api_pb2.PublishResponse.FromString(await anext(call)).HasField("asyncError")
+        setting = asyncio.create_task(set_readonly(there, name, True))
+        await detached.wait()
+        await call.send([request])
+        answer = api_pb2.PublishResponse.FromString(await anext(call))
+        call.cancel()
+    assert (answer.asyncError.code, answer.asyncError.message) == (READONLY, "readonly partition")
 
 
 @pytest.mark.parametrize("gateways", ["$JS.API.STREAM.UPDATE.*"], indirect=True)

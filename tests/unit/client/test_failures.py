@@ -30,7 +30,7 @@ from liftenvelope.errors import (
     StreamExistsError,
     TransportError,
 )
-from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
+from liftenvelope.rpc.status import NOT_RECORDED, CallNotProcessedError, RpcError, StatusCode
 
 C = StatusCode
 FETCH, JOIN = "FetchConsumerGroupAssignments", "JoinConsumerGroup"
@@ -236,6 +236,7 @@ def test_publishes_that_are_refused(code: StatusCode, text: str, kind: type[Serv
         (5, "incorrect expected offset", IncorrectOffsetError),
         (6, "encryption failed on partition", EncryptionFailedError),
         (1, "message exceeds max replication size", MessageTooLargeError),
+        (0, NOT_RECORDED, PartitionPausedError),
         (99, "an error of tomorrow", PublishError),
     ],
 )
