@@ -48,7 +48,7 @@ from liftenvelope.errors import UsageError
 from liftenvelope.nats.link import is_encrypted
 from liftenvelope.nats.logins import read_credentials
 
-__all__ = ["NoTlsError", "new_client"]
+__all__ = ["MalformedMessageError", "NoTlsError", "new_client"]
 
 
 #: Errors after which nats-server keeps the connection, in lower case, as nats-py passes them on.
@@ -69,6 +69,10 @@ class NoTlsError(nats.errors.Error):
 
     def __str__(self) -> str:
         return "the server does not use TLS, which the URL or the options require"
+
+
+class MalformedMessageError(nats.errors.Error):
+    """A message was dropped that nats-py can't read. It goes to ``error_cb``."""
 
 
 class _ProgramClient(Client):
@@ -136,7 +140,7 @@ class _ProgramClient(Client):
         try:
             await super()._process_msg(sid, subject, reply, data, headers)
         except (LookupError, UnicodeDecodeError) as exc:
-            await self._error_cb(nats.errors.Error(f"a malformed message was dropped: {type(exc).__name__}"))
+            await self._error_cb(MalformedMessageError(f"malformed message: {type(exc).__name__}"))
 
     async def _read_loop(self) -> None:
         await super()._read_loop()

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import nats.errors
 from nats.aio.client import Client
+from nats.errors import SlowConsumerError
 
 from liftenvelope._checks import about
 from liftenvelope._logs.throttle import Throttle
@@ -18,7 +19,7 @@ from liftenvelope._secrets import without_secrets
 from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.nats.closing import close_connection
 from liftenvelope.nats.logins import is_refused_login, refused_login, with_login_of
-from liftenvelope.nats.program_client import NoTlsError
+from liftenvelope.nats.program_client import MalformedMessageError, NoTlsError
 
 __all__ = ["check_urls", "connection_to"]
 
@@ -27,10 +28,10 @@ _log: Final = logging.getLogger("liftenvelope.gateway")
 _RECONNECT_PAUSE: Final = 0.2
 #: Time limit for the first connection to NATS, in seconds.
 _PATIENCE: Final = 10.0
-#: Texts of the errors about what NATS refuses, and most of them that are logged in a minute: clients may name
-#: any subject.
+#: Texts of the errors about what NATS refuses.
 _REFUSALS: Final = ("permissions violation", "maximum subscriptions exceeded")
-_MOST_REFUSALS: Final = 5
+#: Most errors of a kind that are logged in a minute: clients may cause many.
+_MOST_ERRORS: Final = 5
 #: Seconds between two cancellations of a first connection that takes too long.
 _AGAIN: Final = 0.1
 #: Schemes that nats-py knows. It takes any other one for the host of a server, and tries to find that host.
@@ -82,9 +83,9 @@ async def connection_to(
 class _FirstConnection:
     """Callbacks of a nats-py connection that is being made: they end the wait if no server takes the login.
 
-    After the start, they log that the connection is lost or back, and what NATS refuses of the gateway: calls
-    whose publish is refused also fail, but a refused subscription only gets no messages. Other errors then
-    surface in the calls that they affect.
+    After the start, they log that the connection is lost or back, what NATS refuses of the gateway, and which
+    messages it can't process: calls whose publish is refused also fail, but a refused subscription only gets
+    no messages. Errors that end the connection are logged with its loss.
 
     Args:
         nc: The connection.
@@ -103,7 +104,7 @@ class _FirstConnection:
         self._which = which
         self._effect = effect
         self._refusals = 0
-        self._throttle = Throttle(_MOST_REFUSALS)
+        self._throttle = Throttle(_MOST_ERRORS)
         self.lacks_tls = False
         self.connected = asyncio.Event()
         self.refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -125,7 +126,7 @@ class _FirstConnection:
         text = str(exc)
         self.last = f": {without_secrets(text)}"
         if self.connected.is_set():
-            self._tell_refusal(text)
+            self._tell(exc)
             return
         # nats-py tries one server after the other, and never stops.
         self.lacks_tls = isinstance(exc, NoTlsError)
@@ -136,12 +137,16 @@ class _FirstConnection:
             # Hold nats-py here: cancelled while it closes a transport, it would leave the transport open.
             await asyncio.get_running_loop().create_future()
 
-    def _tell_refusal(self, text: str) -> None:
-        now = asyncio.get_running_loop().time()
-        kind = next((kind for kind in _REFUSALS if kind in text.lower()), "")
-        if kind and self._throttle.admits(kind, now):
-            said = without_secrets(text.removeprefix("nats: "))
-            _log.warning("NATS refuses the gateway: %s", said, extra={"connection": self._which})
+    def _tell(self, exc: Exception) -> None:
+        said = without_secrets(str(exc).removeprefix("nats: "))
+        kind = next((kind for kind in _REFUSALS if kind in said.lower()), "")
+        text, traceback = "NATS refuses the gateway: %s", None
+        if isinstance(exc, MalformedMessageError | SlowConsumerError):
+            kind, text = type(exc).__name__, "lost a message from NATS: %s"
+        elif not isinstance(exc, OSError | nats.errors.Error):
+            kind, text, traceback = type(exc).__name__, "failed to process a message from NATS: %s", exc
+        if kind and self._throttle.admits(kind, asyncio.get_running_loop().time()):
+            _log.warning(text, said, exc_info=traceback, extra={"connection": self._which})
 
     async def lost(self) -> None:
         """Log that the connection is lost."""

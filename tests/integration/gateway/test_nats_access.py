@@ -8,10 +8,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import nkeys
 import pytest
 from google.protobuf.message import Message
+from nats.aio.msg import Msg
 
 import liftenvelope
 from liftenvelope._pb import api_pb2
@@ -22,7 +24,9 @@ from liftenvelope.errors import (
     PermissionDeniedError,
     TransportError,
 )
+from liftenvelope.gateway._program.nats_connection import connection_to
 from liftenvelope.gateway.serving import Serving, running_gateway
+from liftenvelope.nats.program_client import new_client
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import RpcError
 from liftenvelope.testing import LiftbridgeAdmin, NatsServer, run_nats_server
@@ -110,6 +114,43 @@ async def test_publish_that_nats_does_not_allow_the_gateway_is_refused_and_logge
             line = f'NATS refuses the gateway: permissions violation for publish to "{name}"'
             await until(lambda: line in caplog.messages)
         assert "s3cret" not in caplog.text
+
+
+async def test_message_that_the_gateway_can_not_read_is_logged(
+    own_nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any client of NATS may send one."""
+    parts = urlsplit(own_nats.url)
+    async with running_gateway(Serving(nats_url=own_nats.url)), asyncio.timeout(120):
+        _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.write(b'CONNECT {"verbose":false}\r\nPUB $SRV.PING \xff 0\r\n\r\n')
+        line = "lost a message from NATS: malformed message: UnicodeDecodeError"
+        await until(lambda: line in caplog.messages)
+        writer.close()
+
+
+async def test_message_that_is_dropped_or_fails_to_be_processed_is_logged(
+    own_nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    got, go = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: Msg) -> None:
+        got.set()
+        await go.wait()
+        raise ZeroDivisionError
+
+    nc = new_client([own_nats.url])
+    async with connection_to(nc, own_nats.url, {}, "the connection", "nothing"), asyncio.timeout(120):
+        await nc.subscribe("slow", cb=wait, pending_msgs_limit=1)
+        await nc.publish("slow")
+        await got.wait()
+        for _ in range(2):  # one is kept
+            await nc.publish("slow")
+        start = "lost a message from NATS: slow consumer, messages dropped subject: slow"
+        await until(lambda: any(text.startswith(start) for text in caplog.messages))
+        go.set()
+        await until(lambda: "failed to process a message from NATS: " in caplog.text)
+        assert "ZeroDivisionError" in caplog.text
 
 
 async def test_write_of_the_gateway_that_nats_refuses_is_an_error_of_the_gateway(name: str) -> None:
