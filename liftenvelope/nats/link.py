@@ -18,16 +18,15 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.selector_events
-import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import nats.errors
 from nats.aio.transport import TcpTransport
 from nats.protocol.command import sub_cmd
-from nats.protocol.parser import PERMISSIONS_ERR
 
 from liftenvelope.errors import ServerProtocolError, TransportError
+from liftenvelope.nats.reports import violation_in
 from liftenvelope.nats.subjects import wire_subject
 
 if TYPE_CHECKING:
@@ -93,12 +92,6 @@ def is_encrypted(nc: Client) -> bool:
     return bool(nc._server_info.get("tls_required") or nc.options["tls_handshake_first"])
 
 
-#: Report of a refused permission; the name of a queue group may follow.
-_VIOLATION: Final = re.compile(
-    rf'{PERMISSIONS_ERR} for (?P<verb>publish|subscription) to "(?P<subject>[^"]*)"', re.IGNORECASE
-)
-
-
 def last_error_of(nc: Client) -> str:
     """Return a suffix for the text of an ended connection: the last error that nats-py noted, if any.
 
@@ -108,7 +101,7 @@ def last_error_of(nc: Client) -> str:
     """
     last = nc.last_error
     text = "" if last is None else str(last).strip()
-    if not text or _VIOLATION.search(text):
+    if not text or violation_in(text):
         return ""
     return f" (its last error: {text[:_SHOWN]})"
 
@@ -192,11 +185,11 @@ class Link:
                 refused subscription does: nats-py subscribes to the inboxes of requests once. Default: any.
         """
         last = self.report
-        found = _VIOLATION.search(str(last))
-        if found is None or (found["verb"] == "publish" and last is since):
+        found = violation_in(str(last))
+        if found is None or (found.verb == "publish" and last is since):
             return ""
         inboxes = self.new_inbox().rpartition(".")[0] + ".>"
-        if not any(_matches(pattern.lower(), found["subject"].lower()) for pattern in (*subjects, inboxes)):
+        if not any(_matches(pattern.lower(), found.subject.lower()) for pattern in (*subjects, inboxes)):
             return ""
         return f"; the server said: {last}"
 
@@ -206,8 +199,9 @@ class Link:
         The message may be stored: the report is in lower case, and may be about another one on a subject that
         differs in case, or about a later one on the same. ``since`` is :attr:`report` before the publish.
         """
-        refusal = self.refusal(subject, since=since)
-        return refusal if f'publish to "{subject.lower()}"' in refusal else ""
+        found = violation_in(refusal := self.refusal(subject, since=since))
+        is_refused = found is not None and (found.verb, found.subject.lower()) == ("publish", subject.lower())
+        return refusal if is_refused else ""
 
     def new_inbox(self) -> str:
         """Return a unique inbox subject with the user's inbox prefix."""

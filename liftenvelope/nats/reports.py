@@ -3,22 +3,38 @@
 nats-py passes each report to the user's ``error_cb``, which this module leaves alone, and keeps the last one.
 Both get it in lower case, but subjects differ by case. While nats-py processes a report, its parser still
 holds the line that the server has sent.
+
+A report holds a subject as Go's ``%q`` writes it: in quotes, with backslash escapes for quotes, backslashes,
+characters that can't be printed, and bytes that are not UTF-8.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from nats.protocol.parser import PERMISSIONS_ERR
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-__all__ = ["OnRefused", "read_refusals", "read_reports", "refused_subject"]
+__all__ = ["OnRefused", "Violation", "read_refusals", "read_reports", "refused_subject", "violation_in"]
 
-_REFUSED: Final = re.compile(r'Permissions Violation for Publish to "(.+)"')
+#: Report of a refused permission; the name of a queue group may follow.
+_VIOLATION: Final = re.compile(
+    rf'{PERMISSIONS_ERR} for (publish|subscription) to "((?:[^"\\]|\\.)*)"', re.IGNORECASE
+)
+#: Start of the report about a refused publish, as the server sends it.
+_REFUSED: Final = "Permissions Violation for Publish "
+_ESCAPE: Final = re.compile(r"\\(x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}|.)")
+_ESCAPES: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_MAX_ASCII: Final = 0x7F
+#: Offset of the lone surrogates for bytes that are not UTF-8 (PEP 383).
+_BYTE: Final = 0xDC00
 #: Name of the method of nats-py's client that its parser calls with each report.
 _METHOD: Final = "_process_err"
 
@@ -26,6 +42,38 @@ _T = TypeVar("_T")
 
 #: Called with the number of refused publishes by subject. It must be fast and must not raise.
 OnRefused = Callable[[Mapping[str, int]], None]
+
+
+class Violation(NamedTuple):
+    """A refused permission.
+
+    Attributes:
+        verb: ``publish`` or ``subscription``.
+        subject: The subject, in lower case if the report is.
+    """
+
+    verb: str
+    subject: str
+
+
+def violation_in(text: str) -> Violation | None:
+    r"""Return the refused permission that a report or a text with one tells of; None for none.
+
+    Example:
+        >>> violation_in(r'nats: permissions violation for publish to "a\"b\\c"')
+        Violation(verb='publish', subject='a"b\\c')
+    """
+    found = _VIOLATION.search(text)
+    return None if found is None else Violation(found[1].lower(), _ESCAPE.sub(_unescaped, found[2]))
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    kind, digits = escape[1][0], escape[1][1:]
+    if not digits:
+        return _ESCAPES.get(kind, kind)
+    number = int(digits, 16)
+    is_byte = kind == "x" and number > _MAX_ASCII
+    return chr(_BYTE + number) if is_byte else chr(min(number, sys.maxunicode))
 
 
 def refused_subject(report: str) -> str | None:
@@ -36,8 +84,8 @@ def refused_subject(report: str) -> str | None:
         'Orders'
         >>> refused_subject("Stale Connection")
     """
-    found = _REFUSED.fullmatch(report)
-    return None if found is None else found[1]
+    found = violation_in(report) if report.startswith(_REFUSED) else None
+    return None if found is None else found.subject
 
 
 def read_reports(nc: Client, read: Callable[[str], None]) -> Callable[[], None]:

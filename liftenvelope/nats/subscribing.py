@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from liftenvelope.errors import PermissionDeniedError
 from liftenvelope.nats.link import Link
-from liftenvelope.nats.reports import read_reports
+from liftenvelope.nats.reports import read_reports, violation_in
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -35,13 +35,13 @@ class Subscribing:
     def __init__(self, nc: Client, subject: str) -> None:
         self._link = Link(nc)
         self._subject = subject
-        self._told = f'subscription to "{subject}"'.lower()
         self._before = self._link.report
         self._refusal = ""
 
     def read(self, report: str) -> None:
         """Take a report of the server, in lower case."""
-        if self._told in report:
+        found = violation_in(report)
+        if found is not None and found == ("subscription", self._subject.lower()):
             self._refusal = f"; the server said: {report}"
 
     def check(self) -> None:

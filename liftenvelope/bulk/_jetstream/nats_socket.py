@@ -9,7 +9,6 @@ other than rows go through :meth:`NatsSocket.handle`. The code that consumes byt
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
 import ssl
 import time
@@ -30,6 +29,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream.api import encode_payload, natural, read_answer, read_as, read_json
 from liftenvelope.nats.logins import is_refused_login, refused_login
+from liftenvelope.nats.reports import violation_in
 from liftenvelope.rpc.address import LONGEST_WAIT, Address, connect, parse_address
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ _INFO_TEXTS: Final = ("nonce", "server_id", "version")
 #: First bytes that a NATS server sends.
 _GREETING: Final = b"INFO "
 _DENIED: Final = "permissions violation"
-_DENIED_PUBLISH: Final = re.compile(r'permissions violation for publish to "([^"]*)"', re.IGNORECASE)
 
 
 class NatsSocket:
@@ -326,8 +325,9 @@ class NatsSocket:
         if is_refused_login(text):
             raise PermissionDeniedError(0, refused_login(str(self.address)))
         is_denied = _DENIED in text.lower()  # before a short secret is taken out of these words
-        if (publish := _DENIED_PUBLISH.match(text)) is not None:
-            self.denied, self.denied_subject = self.denied + 1, publish[1]
+        violation = violation_in(text)
+        if violation is not None and violation.verb == "publish":
+            self.denied, self.denied_subject = self.denied + 1, violation.subject
         for secret in (self._access.password, self._access.token):
             if secret:  # a server may echo what it received
                 text = text.replace(secret, "***")

@@ -36,6 +36,8 @@ from tests.integration.bulk_streams import jetstream, make_stream, wait_for
 MODES: list[Any] = ["pipelined", "atomic", "fast"]
 MAPS = pa.map_(pa.string(), pa.binary())
 ACCESS = Access(reconnect_wait=60, connect_timeout=10, timeout=20)
+#: A subject that nats-server writes with an escape in its reports.
+QUOTED = 'denied"\\'
 
 
 def open_stream(url: str, name: str, **config: Any) -> None:
@@ -303,7 +305,7 @@ class TestWhatIsStoredOfAFailedWrite:
 @pytest.fixture(scope="module")
 def urls() -> Iterator[tuple[str, str]]:
     """The server's URL for a user who may do everything, and for one who may not."""
-    limits = {"publish": {"deny": ["*.denied"]}}
+    limits = {"publish": {"deny": ["*.denied", f"*.{QUOTED}"]}}
     users = [
         {"user": "boss", "password": "boss-pw"},
         {"user": "limited", "password": "limited-pw", "permissions": limits},
@@ -321,12 +323,13 @@ class TestDeniedSubjects:
 
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("count", [1, 20_000])
+    @pytest.mark.parametrize("subject", ["denied", QUOTED])
     def test_write_that_stored_nothing_is_denied(
-        self, urls: tuple[str, str], name: str, mode: Any, count: int
+        self, urls: tuple[str, str], name: str, subject: str, mode: Any, count: int
     ) -> None:
         open_stream(urls[0], name)
         with pytest.raises(PermissionDeniedError, match="denied"):
-            bulk.write(urls[1], name, self.rows(name, [("denied", count)]), mode=mode, access=ACCESS)
+            bulk.write(urls[1], name, self.rows(name, [(subject, count)]), mode=mode, access=ACCESS)
         assert bulk.count(urls[0], name) == 0
 
     @pytest.mark.parametrize(
