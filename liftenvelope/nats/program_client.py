@@ -1,4 +1,4 @@
-"""nats-py connections of this package's own programs, with mends of nine of its defects.
+"""nats-py connections of this package's own programs, with mends of ten of its defects.
 
 nats-py begins with TLS only if the server asks for it, also for ``tls://`` URLs. To a server that does not
 ask, or to one in between that claims so, it sends the login in plain text.
@@ -26,6 +26,9 @@ connection is made again.
 
 A greeting, or an answer to a login, that is not one of nats-server ends nats-py's attempts for good. Here it
 is an error of one attempt.
+
+nats-py keeps each server that it was ever told of, and compares each new one with all of them. Here the
+servers of the latest list are kept, and those that the program named.
 
 nats-py reconnects once the last bytes to the lost server are sent. A frozen server never takes them. Here
 they have ``_LAST_BYTES``.
@@ -60,6 +63,8 @@ _KEPT: Final = (
 )
 #: Errors of nats-py that malformed input causes. It goes on only after OSError and its own.
 _MALFORMED: Final = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+#: Most servers of one list that are kept.
+_MOST_SERVERS: Final = 256
 #: Seconds for which the last bytes to a lost server may take before a reconnect.
 _LAST_BYTES: Final = 1.0
 
@@ -128,7 +133,17 @@ class _ProgramClient(Client):
         limit: object = info.get("max_payload")
         if type(limit) is int:
             self._max_payload = limit
+        urls: object = info.get("connect_urls")
+        if isinstance(urls, list):
+            urls = urls[:_MOST_SERVERS]
+            info = {**info, "connect_urls": urls}
         await super()._process_info(info, initial_connection)
+        if isinstance(urls, list) and urls:
+            self._server_pool = [
+                server
+                for server in self._server_pool
+                if not server.discovered or server is self._current_server or server.uri.netloc in urls
+            ]
 
     async def _attempt_reconnect(self) -> None:
         transport = self._transport

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -159,3 +160,21 @@ async def test_cancelled_reading_does_not_reconnect() -> None:
         assert not nc.is_reconnecting
         assert seen == []
         await close_connection(nc)
+
+
+async def test_servers_of_the_latest_list_are_kept_and_those_that_were_named() -> None:
+    """FAKE, NOT REAL: a server that names other servers all the time."""
+    lists = [[f"10.0.{number}.{last}:4222" for last in range(200)] for number in range(50)]
+    lists.append([f"10.1.{number // 256}.{number % 256}:4222" for number in range(300)])
+    infos = b"".join(b"INFO " + json.dumps({"connect_urls": urls}).encode() + b"\r\n" for urls in lists)
+    fake, url = await fake_server(GREETING, b"PONG\r\n" + infos)
+    async with asyncio.timeout(240):
+        nc = await connect([url, "nats://127.0.0.1:1"], [])
+        await until(lambda: any(server.netloc.startswith("10.1.") for server in nc.servers))
+    assert {server.netloc for server in nc.servers if server.hostname == "127.0.0.1"} == {
+        url.removeprefix("nats://"),
+        "127.0.0.1:1",
+    }
+    assert [server.netloc for server in nc.discovered_servers] == lists[-1][:256]
+    await close_connection(nc)
+    fake.close()
