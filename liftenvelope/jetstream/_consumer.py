@@ -262,6 +262,7 @@ class Consumer:
             TransportError: The connection was still down after ``expires`` seconds.
             CallTimeoutError: The server missed two heartbeats, as it does for a pull beyond the consumer's
                 ``max_waiting``; or it did not report the end of the pull.
+            UnsupportedByServerError: The server sends no headers, and so cannot tell why the pull ended.
         """
         as_count("max_messages", max_messages, 1)
         as_seconds("expires", expires)

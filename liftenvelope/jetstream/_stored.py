@@ -23,7 +23,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream._records import read_moment
 from liftenvelope.jetstream.api import Api, encode_payload, natural, parse_ns, read_as
-from liftenvelope.jetstream.statuses import status_number
+from liftenvelope.jetstream.statuses import NO_HEADERS, status_number
 from liftenvelope.nats.expiry import catch_up
 from liftenvelope.nats.headers import Headers, headers_of
 from liftenvelope.nats.link import Link, last_error_of
@@ -210,7 +210,11 @@ async def _next(
     return answers.get_nowait()
 
 
-def _failure(headers: Mapping[str, str], stream: str, request: Mapping[str, Any]) -> JetStreamError:
+def _failure(
+    headers: Mapping[str, str], stream: str, request: Mapping[str, Any]
+) -> JetStreamError | UnsupportedByServerError:
+    if not headers:
+        return UnsupportedByServerError(f"{NO_HEADERS}: read stream {stream!r} by get_message(direct=False)")
     status = headers.get("Status", "")
     description = headers.get("Description", "") or f"status {status!r}"
     if status == "404":

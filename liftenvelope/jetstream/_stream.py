@@ -190,6 +190,7 @@ class Stream:
         Raises:
             MessageNotFoundError: No such message.
             NoJetStreamError: ``direct`` is set, but no server answers direct requests.
+            UnsupportedByServerError: The read is direct, and the server sends no headers.
             UsageError: None of the first three is given, or an argument is invalid; nothing was sent.
 
         Example::
@@ -237,7 +238,7 @@ class Stream:
             NoJetStreamError: No server answers direct requests.
             CallTimeoutError: The next message did not arrive in time.
             TransportError: The connection was closed, or lost before the last message: request the rest.
-            UnsupportedByServerError: The server is older than 2.11.
+            UnsupportedByServerError: The server is older than 2.11, or sends no headers.
             UsageError: An argument is invalid; nothing was sent.
 
         Example::

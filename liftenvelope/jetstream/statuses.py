@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-__all__ = ["Status", "StatusKind", "status_number"]
+__all__ = ["NO_HEADERS", "Status", "StatusKind", "status_number"]
+
+#: Description of a status without headers, which therefore has no code.
+NO_HEADERS: Final = (
+    "the NATS server sends no headers, and so no statuses: its option no_header_support is set"
+)
 
 #: At most 18 digits, which fit in 64 bits. Python parses longer numbers slowly or refuses them.
 _NUMBER: Final = re.compile(r"-?[0-9]{1,18}")
@@ -97,7 +102,8 @@ class Status(NamedTuple):
     @classmethod
     def from_headers(cls, headers: Mapping[str, str] | None) -> Status:
         """Read a status from message headers parsed by nats-py."""
-        headers = headers or {}
+        if not headers:
+            return cls.of(0, NO_HEADERS)
         # nats-py 2.16 returns the first header line of a 503 as its description, line break included.
         text = headers.get("Description", "").strip().split("\r\n")[0]
         code = status_number(headers.get("Status")) or 0

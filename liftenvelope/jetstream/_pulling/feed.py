@@ -22,6 +22,7 @@ from liftenvelope.errors import (
     PushConsumerError,
     StreamNotFoundError,
     TransportError,
+    UnsupportedByServerError,
     UsageError,
 )
 from liftenvelope.jetstream._events import MissedHeartbeats, PinNotReleased, PullEvent, Unpinned
@@ -30,7 +31,7 @@ from liftenvelope.jetstream._pulling.hooks import Hooks
 from liftenvelope.jetstream._pulling.options import PullPlan
 from liftenvelope.jetstream._pulling.pull import End, PullCore, PullNow, Tell
 from liftenvelope.jetstream.message import PIN_HEADER, AckSender, Message, counted_size, give_back
-from liftenvelope.jetstream.statuses import Status, StatusKind
+from liftenvelope.jetstream.statuses import NO_HEADERS, Status, StatusKind
 from liftenvelope.jetstream.watch import watch_of
 from liftenvelope.nats.expiry import LATE, TURNS
 from liftenvelope.nats.link import Link
@@ -78,8 +79,10 @@ class PullSource(Protocol):
         """Remove the pin of a group, whichever client holds it."""
 
 
-def error_of(status: Status) -> JetStreamError:
+def error_of(status: Status) -> JetStreamError | UnsupportedByServerError:
     """Return the exception for a status that ends the consumption."""
+    if status.description == NO_HEADERS:
+        return UnsupportedByServerError(NO_HEADERS)
     kinds: dict[StatusKind, type[JetStreamError]] = {
         StatusKind.DELETED: ConsumerDeletedError,
         StatusKind.PUSH: PushConsumerError,

@@ -14,10 +14,13 @@ from liftenvelope.errors import (
     ConsumerDeletedError,
     JetStreamError,
     NoJetStreamError,
+    UnsupportedByServerError,
     UsageError,
 )
+from liftenvelope.jetstream import ConsumerConfig, JetStream, StreamConfig
 from liftenvelope.nats.link import Link
-from tests.integration.conftest import until
+from liftenvelope.testing import run_nats_server
+from tests.integration.conftest import connect, until
 
 from .pulling import Bench, Wire, numbered, until_no_pulls, until_pulled
 
@@ -299,3 +302,20 @@ async def test_fetch_bytes_of_headers_that_are_not_utf8_leaves_no_pull_open(
     await bench.publish([b"next"])
     await consumer.info()
     assert (await consumer.next(timeout=60)).metadata.num_delivered == 1
+
+
+async def test_reads_name_a_server_that_sends_no_headers_and_so_no_statuses(name: str) -> None:
+    with run_nats_server(jetstream=True, config={"no_header_support": True}) as server:
+        nc = await connect(server.url)
+        async with JetStream(nc, timeout=60) as js:
+            stream = await js.create_stream(StreamConfig(name=name, subjects=(name,), allow_direct=True))
+            consumer = await stream.create_consumer(ConsumerConfig(name="worker"))
+            for read in (consumer.fetch_no_wait(1), consumer.next(0.1), stream.get_message(1)):
+                with pytest.raises(UnsupportedByServerError, match="no_header_support"):
+                    await read
+            await js.publish(name, b"x")
+            batch = await consumer.fetch(2, expires=0.1)
+            assert [message.data for message in batch] == [b"x"]
+            assert isinstance(batch.error, UnsupportedByServerError)
+            assert (await stream.get_message(1, direct=False)).data == b"x"
+        await nc.close()
