@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Unpack
 from liftenvelope._checks import MAX_INT64, as_count, as_seconds
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream._consumer_config import AckPolicy, ConsumerConfig, PriorityPolicy, shortest_wait
+from liftenvelope.jetstream._consumer_requests import change_consumer
 from liftenvelope.jetstream._events import PullEvent
 from liftenvelope.jetstream._leaders import step_down
 from liftenvelope.jetstream._prefetching import Prefetchers
@@ -132,6 +133,7 @@ class Consumer:
 
         Raises:
             UsageError: ``until`` has no time zone, is not a positive number, or is after the year 9999.
+            UnsupportedByServerError: The server is older than 2.11.
             JetStreamError, CallTimeoutError, TransportError: As for every request.
         """
         moment = until if isinstance(until, datetime) else _after("until", until)
@@ -145,13 +147,13 @@ class Consumer:
             timeout: As for :meth:`info`.
 
         Raises:
-            JetStreamError, CallTimeoutError, TransportError: As for every request.
+            UnsupportedByServerError, JetStreamError, CallTimeoutError, TransportError: As for :meth:`pause`.
         """
         return await self._put_pause({}, timeout)
 
     async def _put_pause(self, body: dict[str, str], timeout: float | None) -> PauseInfo:
-        return await self._api.request_as(
-            PauseInfo.from_json, f"CONSUMER.PAUSE.{self._path}", body, timeout=timeout
+        return await change_consumer(
+            self._api, "PAUSE", (2, 11), self._info, PauseInfo.from_json, body, timeout
         )
 
     async def reset(self, sequence: int | None = None, *, timeout: float | None = None) -> ConsumerInfo:
@@ -166,11 +168,12 @@ class Consumer:
 
         Raises:
             UsageError: The sequence is less than 1, or does not fit in 64 bits.
+            UnsupportedByServerError: The server is older than 2.14.
             JetStreamError, CallTimeoutError, TransportError: As for every request.
         """
         body = None if sequence is None else {"seq": as_count("sequence", sequence, 1, MAX_INT64)}
-        self._info = await self._api.request_as(
-            ConsumerInfo.from_json, f"CONSUMER.RESET.{self._path}", body, timeout=timeout
+        self._info = await change_consumer(
+            self._api, "RESET", (2, 14), self._info, ConsumerInfo.from_json, body, timeout
         )
         return self._info
 

@@ -1,17 +1,38 @@
-"""Requests that create, update, look up and delete consumers; shared by ``JetStream`` and ``Stream``."""
+"""Requests that create, update, look up, delete and change consumers."""
 
 from __future__ import annotations
 
+import asyncio
+import re
 import secrets
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, TypeVar
 
-from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope._deadlines import Deadline
+from liftenvelope.errors import (
+    CallTimeoutError,
+    ConsumerNotFoundError,
+    JetStreamError,
+    StreamNotFoundError,
+    TransportError,
+    UnsupportedByServerError,
+    UsageError,
+    UsageTypeError,
+)
 from liftenvelope.jetstream._consumer_config import ConsumerConfig
 from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.infos import ConsumerInfo
 from liftenvelope.jetstream.names import check_consumer_name, check_stream_name
 
-__all__ = ["ConsumerAction", "consumer_info", "delete_consumer", "put_consumer"]
+__all__ = ["ConsumerAction", "change_consumer", "consumer_info", "delete_consumer", "put_consumer"]
+
+_T = TypeVar("_T")
+#: Seconds without an answer after which :func:`change_consumer` looks for the reason, and seconds for that.
+_SILENCE: Final = 0.5
+_LOOK_UP: Final = 1.0
+#: Entry of a consumer's metadata with the version of the server that leads it; missing before 2.11.
+_VERSION: Final = "_nats.ver"
+_NUMBERS: Final = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})\.")
 
 #: Action of ``CONSUMER.CREATE``, in the server's words: the consumer must be new, must exist, or either.
 ConsumerAction = Literal["create", "update", ""]
@@ -66,3 +87,64 @@ async def delete_consumer(api: Api, stream: str, consumer: str, *, timeout: floa
     """
     subject = f"CONSUMER.DELETE.{check_stream_name(stream)}.{check_consumer_name(consumer)}"
     await api.request(subject, timeout=timeout)
+
+
+async def change_consumer(
+    api: Api,
+    verb: str,
+    since: tuple[int, int],
+    info: ConsumerInfo,
+    read: Callable[[dict[str, Any]], _T],
+    body: Mapping[str, Any] | None,
+    timeout: float | None,
+) -> _T:
+    """Send a request that some servers leave without an answer; if none comes, look for the reason.
+
+    Servers do not answer a verb that they do not know. nats-server 2.15 does not answer RESET for a consumer
+    or a stream that is gone either.
+
+    Args:
+        api: JetStream API.
+        verb: Verb of the request, such as ``RESET``.
+        since: First version that knows the verb.
+        info: Info of the consumer.
+        read: Converts the answer.
+        body: Body of the request.
+        timeout: Seconds for the whole call. Default: the timeout of the API.
+
+    Raises:
+        UnsupportedByServerError: The server that leads the consumer is too old.
+        ConsumerNotFoundError, StreamNotFoundError: The consumer, or its stream, no longer exists.
+        JetStreamError, CallTimeoutError, TransportError: As for every request.
+    """
+    deadline = Deadline(api.seconds_of(timeout))
+    subject = f"CONSUMER.{verb}.{info.stream_name}.{info.name}"
+    asking = asyncio.ensure_future(api.request_as(read, subject, body, timeout=deadline.left))
+    # After a look for the reason that has found one, nobody awaits an error of the request.
+    asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+    try:
+        await asyncio.wait({asking}, timeout=min(_SILENCE, deadline.left))
+        if not asking.done():
+            await _check_support(api, verb, since, info, min(_LOOK_UP, deadline.left))
+        return await asking
+    finally:
+        asking.cancel()
+
+
+async def _check_support(
+    api: Api, verb: str, since: tuple[int, int], info: ConsumerInfo, timeout: float
+) -> None:
+    """Look the consumer up; raise if it is gone, or if its server does not know the verb."""
+    try:
+        found = await consumer_info(api, info.stream_name, info.name, timeout=timeout)
+    except (ConsumerNotFoundError, StreamNotFoundError):
+        raise
+    except (JetStreamError, CallTimeoutError, TransportError):
+        return  # the request itself may still be answered, or ends with the same error
+    version = found.config.metadata.get(_VERSION, "")
+    numbers = _NUMBERS.match(version)
+    if version and numbers is None:
+        return  # some other server's way to count
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < since:
+        text = f"{verb} of a consumer needs nats-server {since[0]}.{since[1]} or later"
+        raise UnsupportedByServerError(f"{text}, got {version or 'one before 2.11'}")
