@@ -101,14 +101,19 @@ class Consumer(ConsumerShell[StreamPartition, ConsumerMember, ConsumerReader, "M
             CallTimeoutError: No answer came in time.
             TransportError: No broker could be reached.
         """
-        lags: dict[tuple[str, int], int] = {}
-        for key, reader in list(self._readers.items()):
-            info = await self._parts.streams.fetch_partition_metadata(*key, timeout=timeout)
-            last = self._checkpoints.last(key)
-            if last is None:
-                last = await self._before(reader, timeout)
-            lags[key] = max(info.newest_offset - last, 0)
-        return lags
+        readers = dict(self._readers)
+        asking = [asyncio.ensure_future(self._lag_of(reader, timeout)) for reader in readers.values()]
+        try:
+            return dict(zip(readers, await asyncio.gather(*asking), strict=True))
+        finally:
+            await cancel(asking)
+
+    async def _lag_of(self, reader: ConsumerReader, timeout: float | None) -> int:
+        info = await self._parts.streams.fetch_partition_metadata(*reader.key, timeout=timeout)
+        last = self._checkpoints.last(reader.key)
+        if last is None:
+            last = await self._before(reader, timeout)
+        return max(info.newest_offset - last, 0)
 
     async def _before(self, reader: ConsumerReader, timeout: float | None) -> int:
         """Return the offset before the first one to read: from the reader's start, or from the cursor."""

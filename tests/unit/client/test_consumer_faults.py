@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -26,9 +26,10 @@ SECOND_NS = 1_000_000_000
 
 
 class Group:
-    """Coordinator of one group that assigns partition 0 of stream ``foo`` to every member."""
+    """Coordinator of one group that assigns the same partitions of stream ``foo`` to every member."""
 
-    def __init__(self, broker: ScriptedBroker, timeout: int = 30) -> None:
+    def __init__(self, broker: ScriptedBroker, timeout: int = 30, partitions: Sequence[int] = (0,)) -> None:
+        self.partitions = partitions
         self.members: set[str] = set()
         self.timeout = timeout
         self.is_held = asyncio.Event()
@@ -63,7 +64,7 @@ class Group:
             self.is_held.set()
             await self._may_answer.wait()
         answer = api_pb2.FetchConsumerGroupAssignmentsResponse()
-        answer.assignments.add(stream="foo", partitions=[0])
+        answer.assignments.add(stream="foo", partitions=self.partitions)
         return answer.SerializeToString()
 
     async def join_in_silence(self, call: ServerCall, request: bytes) -> None:
@@ -113,6 +114,27 @@ async def test_commit_ends_at_its_timeout_while_the_coordinator_hangs(
             await consumer.commit(message)
         assert [request.offset for request in broker.read("SetCursor")] == [0]
         assert not group.members
+
+
+async def test_lag_asks_for_all_partitions_at_once() -> None:
+    partitions = {0, 1, 2}
+    async with cluster() as broker, client_of([broker]) as client:
+        Group(broker, partitions=sorted(partitions))
+        for number in (1, 2):
+            broker.log(*range(number), partition=number)
+        broker.always("FetchCursor", api_pb2.FetchCursorResponse(offset=-1))
+        asked: set[int] = set()
+
+        async def answer_when_all_are_asked(call: ServerCall, request: bytes) -> bytes:
+            asked.add(api_pb2.FetchPartitionMetadataRequest.FromString(request).partition)
+            await until(lambda: asked == partitions)
+            return await broker._partition(call, request)
+
+        async with client.consumer("g", "foo", auto_offset="earliest", auto_commit_interval=None) as consumer:
+            await until(lambda: broker.calls["Subscribe"] == len(partitions))  # they have asked before
+            broker.always("FetchPartitionMetadata", answer_when_all_are_asked)
+            lag = await consumer.lag(timeout=20)
+            assert lag == {("foo", 0): 3, ("foo", 1): 1, ("foo", 2): 2}
 
 
 async def test_close_leaves_the_group_while_cursors_hang() -> None:
