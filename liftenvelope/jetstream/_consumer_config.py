@@ -112,7 +112,7 @@ class ConsumerConfig(Record):
         sourcing: Set by servers on their own consumers for mirrors and sources (server 2.14).
         metadata: User-defined values. Names that begin with ``_nats`` are reserved for the server.
         pause_until: Time until which nothing is delivered, with a time zone (server 2.11).
-        priority_groups: Names of the priority groups; servers use only the first one (ADR-42).
+        priority_groups: Names of the priority groups; servers use only the first one (ADR-42, server 2.11).
         priority_policy: Selection among the pulls of a priority group. Default NONE.
         priority_timeout: Seconds of inactivity after which a pinned client loses its pin. Server default:
             120.
@@ -128,6 +128,7 @@ class ConsumerConfig(Record):
     """
 
     _always: ClassVar[frozenset[str]] = frozenset({"ack_policy"})
+    _since: ClassVar[Mapping[str, str]] = {"priority_groups": "2.11", "pause_until": "2.11"}
 
     name: str | None = None
     durable_name: str | None = None

@@ -20,6 +20,7 @@ from liftenvelope.errors import (
     UsageTypeError,
 )
 from liftenvelope.jetstream._consumer_config import ConsumerConfig
+from liftenvelope.jetstream._records import check_kept
 from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.infos import ConsumerInfo
 from liftenvelope.jetstream.names import check_consumer_name, check_stream_name
@@ -48,6 +49,7 @@ async def put_consumer(
         ConsumerNotFoundError: ``action`` is ``"update"`` and the consumer does not exist.
         StreamNotFoundError: The stream does not exist.
         JetStreamError: The server rejects the configuration.
+        UnsupportedByServerError: The server is too old for a setting, and has ignored it.
         UsageError: A name is invalid, or ``action`` is ``"update"`` and the configuration has no name.
     """
     check_stream_name(stream)
@@ -62,7 +64,9 @@ async def put_consumer(
     if config.filter_subject:
         subject += f".{config.filter_subject}"
     body = {"stream_name": stream, "config": {**config.to_json(), "name": name}, "action": action}
-    return await api.request_as(ConsumerInfo.from_json, subject, body, timeout=timeout)
+    info = await api.request_as(ConsumerInfo.from_json, subject, body, timeout=timeout)
+    check_kept(config, info.config, f"consumer {name!r} of stream {stream!r}")
+    return info
 
 
 async def consumer_info(

@@ -32,13 +32,14 @@ from typing import (
 
 from liftenvelope._checks import MAX_INT64, as_count, as_signed_seconds, as_text
 from liftenvelope._showing import changed_fields, html_fields
-from liftenvelope.errors import UsageError, UsageTypeError
+from liftenvelope.errors import UnsupportedByServerError, UsageError, UsageTypeError
 
 __all__ = [
     "Moment",
     "OpenEnum",
     "Record",
     "Seconds",
+    "check_kept",
     "check_moment",
     "from_ns",
     "moment_text",
@@ -274,6 +275,9 @@ class Record:
 
     #: Fields written even with their default values, because the server has other defaults.
     _always: ClassVar[frozenset[str]] = frozenset()
+    #: First server version that knows a field. Servers before 2.12 ignore fields that they do not know; later
+    #: ones refuse them.
+    _since: ClassVar[Mapping[str, str]] = {}
 
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
     exact: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -350,3 +354,20 @@ def _read(kind: type[Record], name: str, codec: Codec, wire: Any) -> Any:
         return codec.decode(wire)
     except (TypeError, ValueError, AttributeError, OverflowError) as exc:
         raise UsageError(f"{kind.__name__}.{name} must be a valid value of its type, got {wire!r}") from exc
+
+
+def check_kept(asked: Record, answered: Record, owner: str) -> None:
+    """Raise UnsupportedByServerError if the server answers that it has ignored a field.
+
+    Args:
+        asked: Configuration as it was sent.
+        answered: Configuration in the server's answer.
+        owner: Stream or consumer that is configured, for the error.
+    """
+    for name, version in type(asked)._since.items():
+        default = _defaults(type(asked))[name]
+        if getattr(asked, name) != default and getattr(answered, name) == default:
+            raise UnsupportedByServerError(
+                f"{owner} has all settings but {name}, which the server has ignored: it needs nats-server "
+                f"{version} or later"
+            )

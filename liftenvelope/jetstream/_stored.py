@@ -37,6 +37,7 @@ __all__ = ["StoredMessage", "direct_message", "direct_messages", "stored_message
 #: Reply to a direct request: headers and payload.
 _StoredAnswer = tuple[Headers, bytes]
 _NOT_FOUND: Final = 10037
+_BATCHES: Final = "direct reads in batches need nats-server 2.11 or later"
 #: Seconds between connection checks of a waiting request, and the consecutive checks that must find the
 #: connection lost.
 _LOOK: Final = 0.25
@@ -122,9 +123,9 @@ async def direct_messages(
             if _SEQUENCE not in headers:
                 if headers.get("Status") == "204":
                     return
-                raise _failure(headers, stream, request)
+                raise _failure(headers, stream, request, batch=batch)
             if batch and _PENDING not in headers:
-                raise UnsupportedByServerError("the server answered one message only: batches need 2.11")
+                raise UnsupportedByServerError(f"the server answered one message only: {_BATCHES}")
             yield read_as(_direct, (headers, data), f"a message of stream {stream!r}")
             if not batch:
                 return
@@ -211,7 +212,7 @@ async def _next(
 
 
 def _failure(
-    headers: Mapping[str, str], stream: str, request: Mapping[str, Any]
+    headers: Mapping[str, str], stream: str, request: Mapping[str, Any], *, batch: bool
 ) -> JetStreamError | UnsupportedByServerError:
     if not headers:
         return UnsupportedByServerError(f"{NO_HEADERS}: read stream {stream!r} by get_message(direct=False)")
@@ -221,6 +222,8 @@ def _failure(
         return MessageNotFoundError(
             404, f"{description} in stream {stream!r} for {dict(request)}", _NOT_FOUND
         )
+    if status == "408" and batch:  # an older server sees none of the fields of the request
+        return UnsupportedByServerError(f"the server takes the request for an empty one: {_BATCHES}")
     if status == "503":
         return NoJetStreamError(
             503, f"no server answers direct gets of stream {stream!r}: set allow_direct=True in its config"

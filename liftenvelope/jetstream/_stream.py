@@ -330,6 +330,8 @@ class Stream:
         Raises:
             ConsumerExistsError: The consumer exists with another configuration.
             JetStreamError: The server rejects the configuration.
+            UnsupportedByServerError: The server is too old for a setting of ``config``, and has ignored it:
+                the consumer exists without it.
         """
         info = await requests.put_consumer(self._api, self.name, config, "create", timeout=timeout)
         return Consumer(self._api, info)
@@ -340,6 +342,7 @@ class Stream:
         Raises:
             ConsumerNotFoundError: The consumer does not exist.
             JetStreamError: The server rejects the change.
+            UnsupportedByServerError: As for :meth:`create_consumer`.
         """
         info = await requests.put_consumer(self._api, self.name, config, "update", timeout=timeout)
         return Consumer(self._api, info)
@@ -351,6 +354,7 @@ class Stream:
 
         Raises:
             JetStreamError: The server rejects the configuration or the change.
+            UnsupportedByServerError: As for :meth:`create_consumer`.
         """
         info = await requests.put_consumer(self._api, self.name, config, "", timeout=timeout)
         return Consumer(self._api, info)

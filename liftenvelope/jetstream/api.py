@@ -59,7 +59,7 @@ ENABLE_JETSTREAM: Final = (
 _NOT_ENABLED: Final = (10039, 10076)
 #: Not found, and in use with another configuration.
 _ABOUT_STREAMS: Final = (10058, 10059)
-_ABOUT_CONSUMERS: Final = (10014, 10148)
+_ABOUT_CONSUMERS: Final = (10014, 10148, 10149)
 #: Requests that may get no answer although JetStream is enabled: no such consumer, or allow_direct is off.
 _ANSWERED_ELSEWHERE: Final = ("CONSUMER.MSG.NEXT.", "DIRECT.GET.")
 #: Seconds between checks of the connection during a request: nats-py reports neither a loss nor a refused

@@ -15,7 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from liftenvelope.errors import MessageNotFoundError, StreamNameInUseError, StreamNotFoundError
+from liftenvelope.errors import (
+    MessageNotFoundError,
+    StreamNameInUseError,
+    StreamNotFoundError,
+    UnsupportedByServerError,
+)
 from liftenvelope.jetstream.stream_config import DiscardPolicy, StreamConfig
 
 if TYPE_CHECKING:
@@ -114,8 +119,9 @@ class Bucket:
         except StreamNotFoundError:
             try:
                 self._handle = await self.js.create_stream(self._config)
-            except StreamNameInUseError:
-                # Created meanwhile with another configuration, which is its creator's decision.
+            except (StreamNameInUseError, UnsupportedByServerError):
+                # Created meanwhile with another configuration, which is its creator's decision; or without
+                # TTLs per message, which a bucket does not need.
                 self._handle = await self.js.stream(self.stream)
 
     async def handle(self) -> Stream:

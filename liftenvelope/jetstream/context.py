@@ -14,6 +14,7 @@ from liftenvelope.jetstream._advisories import Advisories
 from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream._consumer_config import ConsumerConfig
 from liftenvelope.jetstream._publishing import Publishing
+from liftenvelope.jetstream._records import check_kept
 from liftenvelope.jetstream._stream import Stream
 from liftenvelope.jetstream.api import MAX_LISTED, Api
 from liftenvelope.jetstream.api import api_prefix as prefix_of
@@ -108,6 +109,8 @@ class JetStream(Publishing):
             SubjectsOverlapError: Another stream records one of the subjects.
             InvalidConfigError: The server rejects the configuration.
             ResourcesExceededError: The server or the account has no room for the stream.
+            UnsupportedByServerError: The server is too old for a setting of ``config``, and has ignored it:
+                the stream exists without it.
         """
         deadline = Deadline(self.api.seconds_of(timeout))
         left = deadline.timeout
@@ -127,6 +130,7 @@ class JetStream(Publishing):
         Raises:
             StreamNotFoundError: The stream does not exist.
             InvalidConfigError: The server rejects the change.
+            UnsupportedByServerError: As for :meth:`create_stream`.
         """
         return await self._put_stream("UPDATE", config, timeout)
 
@@ -147,6 +151,7 @@ class JetStream(Publishing):
         found = await self.api.request_as(
             StreamInfo.from_json, f"STREAM.{verb}.{config.name}", config.to_json(), timeout=timeout
         )
+        check_kept(config, found.config, f"stream {config.name!r}")
         return Stream(self.api, found)
 
     async def stream(self, name: str, *, timeout: float | None = None) -> Stream:

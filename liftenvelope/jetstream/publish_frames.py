@@ -46,9 +46,10 @@ class PublishOptions(TypedDict, total=False):
         expected_last_subject_sequence: Required last sequence on the subject; 0 for a subject without
             messages.
         expected_last_subject_filter: Subject for ``expected_last_subject_sequence``, wildcards allowed.
-            Default: the subject of the message.
+            Default: the subject of the message, which servers before 2.11 check in any case.
         expected_last_message_id: Required message id of the stream's last message.
-        ttl: Seconds until the server deletes the message (ADR-43), at least 1, or ``"never"``.
+        ttl: Seconds until the server deletes the message (ADR-43, server 2.11), at least 1, or ``"never"``.
+            The stream must have ``allow_msg_ttl``; servers before 2.11 ignore the option.
     """
 
     message_id: str | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from liftenvelope.errors import UsageError
 from liftenvelope.jetstream._records import Moment, OpenEnum, Record, Seconds
@@ -216,13 +217,13 @@ class StreamConfig(Record):
         deny_purge: Forbid purging. Default false.
         allow_rollup_hdrs: Allow a message to replace all earlier ones. Default false.
         consumer_limits: Defaults and limits for the consumers.
-        allow_msg_ttl: Allow a TTL per message (ADR-43). Default false.
+        allow_msg_ttl: Allow a TTL per message (ADR-43, server 2.11). Default false.
         subject_delete_marker_ttl: Seconds that a delete marker stays after the last message of a subject was
-            removed. Default 0: no markers.
-        allow_msg_counter: Keep counters (ADR-49). Default false.
-        allow_atomic: Allow atomic batches (ADR-50). Default false.
-        allow_msg_schedules: Allow scheduled messages (ADR-51). Default false.
-        persist_mode: Time of the publish ack. Default DEFAULT.
+            removed (server 2.11). Default 0: no markers.
+        allow_msg_counter: Keep counters (ADR-49, server 2.12). Default false.
+        allow_atomic: Allow atomic batches (ADR-50, server 2.12). Default false.
+        allow_msg_schedules: Allow scheduled messages (ADR-51, server 2.12). Default false.
+        persist_mode: Time of the publish ack (server 2.12). Default DEFAULT.
         allow_batched: Allow fast batches (ADR-50, server 2.14). Default false.
         metadata: Free key-value pairs; names that begin with ``_nats`` belong to the server.
         template_owner: Template name, for streams that older servers created from a template.
@@ -235,6 +236,16 @@ class StreamConfig(Record):
         >>> config.to_json()
         {'name': 'ORDERS', 'subjects': ['orders.>'], 'max_age': 3600000000000}
     """
+
+    _since: ClassVar[Mapping[str, str]] = {
+        "allow_msg_ttl": "2.11",
+        "subject_delete_marker_ttl": "2.11",
+        "allow_msg_counter": "2.12",
+        "allow_atomic": "2.12",
+        "allow_msg_schedules": "2.12",
+        "persist_mode": "2.12",
+        "allow_batched": "2.14",
+    }
 
     name: str
     description: str | None = None
