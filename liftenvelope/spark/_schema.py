@@ -237,6 +237,7 @@ def check_sink(
     subject: str | None = None,
     once: bool = False,
     encodes: bool = False,
+    envelope: bool = False,
 ) -> None:
     """Check the columns of rows to write.
 
@@ -247,6 +248,7 @@ def check_sink(
         subject: For JetStream: subject of all rows; None to take it from the column ``subject``.
         once: Each row is stored once. Liftbridge accepts the column ``msgId`` only then.
         encodes: Columns that a sink does not know are encoded into the value.
+        envelope: Rows are put into envelopes, in which no server sees the ids of ``msgId``.
 
     Raises:
         OptionError: A column is missing, unknown, or of a type that a sink does not accept.
@@ -261,6 +263,8 @@ def check_sink(
             raise OptionError(
                 "column 'msgId' needs deliveryGuarantee='effectively-once' in Liftbridge; drop the column"
             )
+        if name == "msgId" and envelope:
+            raise OptionError("column 'msgId': no server sees it in an envelope; leave out envelope=true")
         if encodes and name not in known:
             typed.append(name)
             continue

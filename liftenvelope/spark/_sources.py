@@ -98,6 +98,12 @@ def _begin_task() -> None:
         _spare_modules()
 
 
+def _is_first() -> bool:
+    """Return True in the first task of a write. Spark makes one for a DataFrame without partitions, too."""
+    context = TaskContext.get()
+    return context is not None and context.partitionId() == 0
+
+
 def _rows(source: BatchSource | StreamingSource, partition: InputPartition) -> Iterator[Any]:
     _begin_task()
     # For a query with nothing to read, Spark makes one partition without a value.
@@ -196,7 +202,7 @@ class BatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Publish the rows of a task; return when all are acked."""
         _begin_task()
-        return Committed(write_task(self._options, iterator, None))
+        return Committed(write_task(self._options, iterator, None, is_first=_is_first()))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: acked rows are stored already."""
@@ -214,7 +220,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Publish the rows of a task; return when all are acked."""
         _begin_task()
-        return Committed(write_task(self._options, iterator, self._message_id()))
+        return Committed(write_task(self._options, iterator, self._message_id(), is_first=_is_first()))
 
     def _message_id(self) -> str | None:
         if not self._options.once:
@@ -294,6 +300,7 @@ class _Streams(DataSource):
             subject=options.subject,
             once=options.once,
             encodes=options.payload is not None,
+            envelope=options.envelope,
         )
         if options.payload is not None and options.payload.packed:
             names = [name for name, _ in columns]

@@ -34,6 +34,7 @@ _WRITTEN: Final = {
 _KNOWN: Final = PASSED_OVER | {"topic", "msgId", *(name for names in _WRITTEN.values() for name in names)}
 _HEADERS: Final = pa.map_(pa.string(), pa.binary())
 _HEADER_LIST: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_NO_ROWS: Final = pa.table({name: pa.array([], pa.string()) for name in ("value", "subject")})
 #: Header by which JetStream recognizes a duplicate.
 _MESSAGE_ID: Final = "Nats-Msg-Id"
 
@@ -64,7 +65,11 @@ class TaskWritten:
 
 
 def write_task(
-    options: SinkOptions, batches: Iterable[pa.RecordBatch], message_id: str | None
+    options: SinkOptions,
+    batches: Iterable[pa.RecordBatch],
+    message_id: str | None,
+    *,
+    is_first: bool = False,
 ) -> TaskWritten:
     """Publish every row of a task and wait for all acks.
 
@@ -73,6 +78,9 @@ def write_task(
         batches: Rows as Spark passes them.
         message_id: Prefix of message ids, ``query:batch:partition``, to store each row once; None for
             at-least-once. Rows with a column ``msgId`` keep the ids of that column in JetStream.
+        is_first: Whether to check the stream also if there are no rows: a DataFrame without rows must not
+            hide a wrong name or an unreachable server. Each write has a first task, and the others need not
+            connect. The driver does not check, since it may have no way to the servers.
 
     Raises:
         UsageError: A row can't be published.
@@ -83,9 +91,20 @@ def write_task(
     rest = _with_valid_ids(batches)
     first = next(rest, None)
     if first is None:
+        if is_first and options.topic is not None:
+            _check_stream(options, options.topic)
         return TaskWritten()
     whole = _chain(first, rest)
     return observed_call("write", options.topic or "", lambda: _write_all(options, whole, message_id))
+
+
+def _check_stream(options: SinkOptions, topic: str) -> None:
+    """Write no rows, which fails as a write of some rows would fail.
+
+    Raises:
+        LiftEnvelopeError: The stream does not exist, or no server could be reached.
+    """
+    bulk.write(options.connection.servers, topic, _NO_ROWS, access=options.connection.open())
 
 
 def _write_all(options: SinkOptions, whole: Iterator[pa.RecordBatch], message_id: str | None) -> TaskWritten:
@@ -196,8 +215,6 @@ def _prepared(batch: pa.RecordBatch, options: SinkOptions) -> pa.RecordBatch:
     if "headers" in wanted:
         wanted["headers"] = _as_map(wanted["headers"])
     if "msgId" in columns:
-        if options.envelope:
-            raise UsageError("column 'msgId': no server sees it in an envelope; leave out envelope=true")
         wanted["headers"] = _with_ids(wanted.get("headers"), columns["msgId"])
     return pa.RecordBatch.from_arrays(list(wanted.values()), list(wanted))
 

@@ -69,6 +69,18 @@ class TestBatch:
         for which in range(2):
             assert values(Stream("jetstream", nats.url, f"{name}-{which}")) == list(range(which, 20, 2))
 
+    @pytest.mark.parametrize("partitions", [0, 3])
+    def test_stream_that_there_is_not_fails_a_write_of_no_rows(
+        self, spark: SparkSession, stream: Stream, partitions: int
+    ) -> None:
+        frame = (
+            rows(spark, 3).where("value = 'x'") if partitions else spark.createDataFrame([], "value string")
+        )
+        writer = frame.write.format(stream.format).mode("append")
+        writer.options(**stream.sink()).save()
+        with pytest.raises(PySparkException, match="there is no stream"):
+            writer.options(**{**stream.sink(), "topic": f"{stream.name}-none"}).save()
+
     def test_overwriting_and_columns_that_there_are_not(self, spark: SparkSession, stream: Stream) -> None:
         writer = rows(spark, 1).write.format(stream.format).options(**stream.sink())
         with pytest.raises(PySparkException, match="use mode\\('append'\\)"):

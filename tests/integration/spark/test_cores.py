@@ -382,6 +382,24 @@ class TestSinks:
     def test_no_rows(self) -> None:
         given = sink_options("jetstream", {"servers": "127.0.0.1:1", "topic": "S"}, streaming=True)
         assert write_task(given, [], None) == TaskWritten()
+        with pytest.raises(TransportError):
+            write_task(given, [], None, is_first=True)
+        by_column = sink_options("jetstream", {"servers": "127.0.0.1:1"}, streaming=True)
+        assert write_task(by_column, [], None, is_first=True) == TaskWritten()
+
+    @pytest.mark.parametrize(
+        ("format_", "error"), [("jetstream", StreamNotFoundError), ("liftbridge", NoSuchStreamError)]
+    )
+    def test_first_task_checks_the_stream_without_rows(
+        self, url: str, address: str, name: str, format_: str, error: type[Exception]
+    ) -> None:
+        given = {"servers": url if format_ == "jetstream" else address, "topic": name}
+        sink = sink_options(format_, given, streaming=False)
+        assert write_task(sink, [], None, is_first=True) == TaskWritten()
+        nowhere = sink_options(format_, {**given, "topic": f"{name}-none"}, streaming=False)
+        assert write_task(nowhere, [], None) == TaskWritten()
+        with pytest.raises(error, match="-none"):
+            write_task(nowhere, [], None, is_first=True)
 
     def test_each_row_once(self, url: str, name: str) -> None:
         given = {"servers": url, "topic": name, "subject": f"{name}.x"}

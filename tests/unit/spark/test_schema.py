@@ -216,6 +216,12 @@ class TestSinks:
         check_sink("jetstream", [("value", "string")], topic="S", subject="s")
         check_sink("jetstream", [("value", "string"), ("subject", "string")], topic="S")
 
+    def test_ids_in_envelopes(self) -> None:
+        columns = [("value", "string"), ("subject", "string"), ("msgId", "string")]
+        check_sink("jetstream", columns, topic="S")
+        with pytest.raises(OptionError, match="leave out envelope=true"):
+            check_sink("jetstream", columns, topic="S", envelope=True)
+
 
 ENVELOPES = [new_message(b"one", key=b"k"), b"no envelope", None, new_message(b"two")]
 
