@@ -307,18 +307,31 @@ class Portal:
         items: AsyncIterator[_T],
         feed: Feed[Any] | None = None,
         on_unused: Callable[[_T], None] = lambda _: None,
-    ) -> Iterator[_T]:
+    ) -> _Iteration[_T]:
         """Iterate over an async iterator, with one call into the loop per item.
 
-        ``on_unused`` is called with an item that came when the wait for it was interrupted.
+        ``on_unused`` is called with an item that came when the wait for it was interrupted. The end of the
+        iterator closes ``items``, and so does dropping it.
         """
-        unused = _but_for_the_end(on_unused)
-        try:
-            while (item := self.call(_next(items), feed, unused)) is not _END:
-                yield item  # type: ignore[misc]
-        finally:
-            if hasattr(items, "aclose") and self._obstacle() is None and not self.is_closed:
-                self.call(items.aclose())
+        return _Iteration(self, items, feed, on_unused)
+
+    def finish(self, items: AsyncIterator[Any], *, wait: bool) -> None:
+        """Close an async iterator, if it can be closed and the loop has not ended.
+
+        Args:
+            items: The async iterator.
+            wait: Whether to wait for the end. Threads that can't wait for the loop never do.
+        """
+        if not hasattr(items, "aclose") or os.getpid() != self._pid:
+            return
+        if wait and self._obstacle() is None and not self.is_closed:
+            self.call(items.aclose())
+            return
+        call = _Call(items.aclose(), self._thread)
+        with self._lock:
+            if not self.is_closed and _post(self._loop, call.start):
+                return
+        call.drop()
 
     def close(self) -> None:
         """Run the function of :meth:`before_end`, cancel all tasks, end the loop and the thread.
@@ -388,6 +401,49 @@ class Portal:
             stacklevel=2,
         )
         self._end()
+
+
+class _Iteration(Iterator[_T]):
+    """Iterator over an async iterator in the loop of a portal.
+
+    It is no generator, because a dropped one would wait for the end of the async iterator while it is
+    finalized, where Python ignores exceptions. An interrupt of that wait would be lost.
+    """
+
+    def __init__(
+        self,
+        portal: Portal,
+        items: AsyncIterator[_T],
+        feed: Feed[Any] | None,
+        on_unused: Callable[[_T], None],
+    ) -> None:
+        self._portal = portal
+        self._items: AsyncIterator[_T] | None = items
+        self._feed = feed
+        self._unused = _but_for_the_end(on_unused)
+
+    def __next__(self) -> _T:
+        if self._items is None:
+            raise StopIteration
+        try:
+            item = self._portal.call(_next(self._items), self._feed, self._unused)
+        except BaseException:
+            self.close()
+            raise
+        if item is _END:
+            self.close()
+            raise StopIteration
+        return item  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Close the async iterator and wait for its end. Closing twice is fine."""
+        items, self._items = self._items, None
+        if items is not None:
+            self._portal.finish(items, wait=True)
+
+    def __del__(self) -> None:
+        if self._items is not None:
+            self._portal.finish(self._items, wait=False)
 
 
 async def _finish_and_stop(finish: Callable[[], Coroutine[Any, Any, None]] | None) -> None:

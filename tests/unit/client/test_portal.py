@@ -495,7 +495,7 @@ class TestFeed:
             assert number == 2
             break
         gc.collect()
-        assert closed == [True, True]
+        until(lambda: closed == [True, True])
 
     def test_one_result_may_need_more_items_than_the_queue_holds(self, portal: Portal) -> None:
         async def count(items: AsyncIterator[int]) -> AsyncIterator[int]:
@@ -557,7 +557,45 @@ class TestIterate:
             assert number == 0
             break
         gc.collect()
+        until(lambda: numbers.closed)
+
+    def test_interrupt_while_a_dropped_iterator_is_closed_is_raised(self, portal: Portal) -> None:
+        """Python ignores exceptions in finalizers, so a dropped iterator must not wait there."""
+        was_dropped = threading.Event()
+
+        async def numbers() -> AsyncIterator[int]:
+            try:
+                yield 0
+            finally:
+                await asyncio.to_thread(was_dropped.wait, 20)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                await asyncio.sleep(3600)
+
+        def drop() -> None:
+            iterator = portal.iterate(numbers())
+            assert next(iterator) == 0
+            del iterator
+            was_dropped.set()
+            until(lambda: False)
+
+        with pytest.raises(KeyboardInterrupt):
+            drop()
+
+    def test_iterator_that_the_loop_s_own_thread_drops_is_closed(self, portal: Portal) -> None:
+        numbers = Numbers(3)
+        iterators = [portal.iterate(numbers.iterate())]
+        assert next(iterators[0]) == 0
+        portal.run(iterators.clear)
+        until(lambda: numbers.closed)
+
+    def test_closed(self, portal: Portal) -> None:
+        numbers = Numbers(3)
+        iterator = portal.iterate(numbers.iterate())
+        assert next(iterator) == 0
+        iterator.close()
         assert numbers.closed
+        iterator.close()
+        assert list(iterator) == []
 
     def test_left_after_the_end_of_the_portal(self) -> None:
         portal, numbers = Portal(), Numbers(3)
