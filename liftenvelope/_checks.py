@@ -376,7 +376,11 @@ def check_settings(settings: Mapping[str, int | bool]) -> None:
 
 
 #: Packages whose modules have other names.
-_PACKAGES = {"google": "protobuf", "opentelemetry": "opentelemetry-api"}
+_PACKAGES = {
+    "google": "protobuf",
+    "opentelemetry": "opentelemetry-api",
+    "pyiceberg_core": "'pyiceberg[pyiceberg-core]'",
+}
 
 
 def require(module: str, extra: str | None) -> Any:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from liftenvelope._checks import require
 from liftenvelope.bulk.errors import TableError
 from liftenvelope.bulk.tables._columns import check_required, convert, merged_schema, table_schema
 from liftenvelope.bulk.tables._partitioning import PartitionBy, check_columns
@@ -117,6 +118,7 @@ class IcebergTarget:
 
         wanted = table_schema(schema)
         table = self._create(wanted) if self._table is None else self._table
+        _require_transforms(table.spec())
         self._check_partitions(table)
         there = _arrow_schema(table)
         self._schema = merged_schema(there, wanted)
@@ -282,6 +284,14 @@ def _transform(one: PartitionBy) -> Any:
     return found[one.unit]()
 
 
+def _require_transforms(spec: PartitionSpec) -> None:
+    """Raise MissingExtraError if pyiceberg lacks the package that a partitioning needs."""
+    from pyiceberg.transforms import BucketTransform, TruncateTransform
+
+    if any(isinstance(field.transform, BucketTransform | TruncateTransform) for field in spec.fields):
+        require("pyiceberg_core", None)
+
+
 def _parts(
     rows: pa.Table, spec: PartitionSpec, schema: Schema
 ) -> Iterator[tuple[PartitionKey | None, pa.Table]]:
@@ -313,7 +323,7 @@ def _parts(
 def _time_unit(field: PartitionField, schema: Schema) -> str | None:
     """Return the unit of a partition by time; None for other partitions."""
     name = str(field.transform)
-    is_time = str(schema.find_type(field.source_id)).startswith("timestamp")
+    is_time = str(schema.find_type(field.source_id)).startswith(("timestamp", "date"))
     return name if is_time and name in ("hour", "day", "month", "year") else None
 
 
@@ -327,7 +337,8 @@ def _partition_keys(column: Any, field: PartitionField, schema: Schema) -> Any:
 
     unit = _time_unit(field, schema)
     if unit is not None:
-        return pc.floor_temporal(column, unit=unit).cast(pa.int64())
+        floored = pc.floor_temporal(column, unit=unit)
+        return floored.cast(pa.int32() if pa.types.is_date32(floored.type) else pa.int64())
     return field.transform.pyarrow_transform(schema.find_type(field.source_id))(column)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+import sys
 import time
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ import pytest
 from deltalake import DeltaTable
 from nats.js import JetStreamContext
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.transforms import parse_transform
 
 from liftenvelope import bulk
 from liftenvelope.bulk import (
@@ -38,7 +41,7 @@ from liftenvelope.bulk._jetstream.requests import JetStreamRequests
 from liftenvelope.bulk._jetstream.source import JetStreamSource
 from liftenvelope.bulk.ranges import Range
 from liftenvelope.bulk.tables import _target, _writer
-from liftenvelope.errors import OffsetOutOfRangeError, StreamNotFoundError, UsageError
+from liftenvelope.errors import MissingExtraError, OffsetOutOfRangeError, StreamNotFoundError, UsageError
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 from tests.integration.bulk_streams import make_stream, numbered, publish, with_jetstream
 
@@ -667,6 +670,36 @@ class TestPartitioning:
         found = lake.read().sort_by("number")
         assert found["number"].to_pylist() == list(range(8))
         assert list(map(repr, found["price"])) == list(map(repr, prices))
+
+    @pytest.mark.parametrize(("transform", "count"), [("day", 5), ("month", 4), ("year", 3)])
+    def test_partitions_of_dates_of_an_iceberg_table_that_exists(
+        self, server: NatsServer, stream: str, tmp_path: Path, transform: str, count: int
+    ) -> None:
+        lake = Lake("iceberg", tmp_path, server.url)
+        texts = ["2024-01-31", "2024-02-01", "1969-12-31", "2024-02-29", "2024-02-01", None]
+        days = pa.array([text and date.fromisoformat(text) for text in texts], pa.date32())
+        lake.create(pa.schema([("day", pa.date32())]))
+        with lake.iceberg.update_spec() as spec:
+            spec.add_field("day", parse_transform(transform))
+        rows = pa.table({"day": days, "number": range(len(days))})
+        bulk.write(lake.source, stream, rows, subject=f"{stream}.a", payload="arrow")
+        assert lake.write(stream, payload="arrow").rows == len(days)
+        assert lake.read().sort_by("number")["day"].to_pylist() == days.to_pylist()
+        assert len(lake.iceberg.inspect.partitions()) == count
+
+    def test_partitions_that_need_another_package_are_refused_before_the_read(
+        self, server: NatsServer, stream: str, tmp_path: Path
+    ) -> None:
+        lake = Lake("iceberg", tmp_path, server.url)
+        lake.create(pa.schema([("subject", pa.string())]))
+        with lake.iceberg.update_spec() as spec:
+            spec.add_field("subject", parse_transform("bucket[4]"))
+        more(lake, stream, 3)
+        with (
+            patch.dict(sys.modules, {"pyiceberg_core": None}),
+            pytest.raises(MissingExtraError, match=r"run pip install 'pyiceberg\[pyiceberg-core\]'"),
+        ):
+            lake.write(stream)
 
     def test_other_partitioning_than_that_of_the_table(self, lake: Lake, stream: str) -> None:
         lake.write(stream, partition_by="subject")
