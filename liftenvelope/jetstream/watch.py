@@ -70,10 +70,15 @@ class ConnectionWatch:
         self._listeners: dict[int, _Registered] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._eager = 0
+        # The state that all listeners know, or None. There may be thousands of them.
+        self._common: _State | None = None
 
     def add(self, listener: ConnectionListener) -> None:
         """Register a listener."""
-        self._listeners[id(listener)] = _Registered(listener, self._state())
+        now = self._state()
+        if now != self._common:
+            self._common = None
+        self._listeners[id(listener)] = _Registered(listener, now)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LOOK, self._look)
 
@@ -113,6 +118,9 @@ class ConnectionWatch:
             return
         self._timer = asyncio.get_running_loop().call_later(self._pause(), self._look)
         now = self._state()
+        if now == self._common:
+            return
+        self._common = now
         for registered in list(self._listeners.values()):
             if registered.known == now:
                 continue

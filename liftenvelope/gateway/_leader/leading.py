@@ -198,7 +198,8 @@ class Leading:
         known = registry if names is None else [registry.known(name) for name in names]
         wanted = self._to_lead(record for record in known if record is not None)
         looked_at = set(self._led) if names is None else names
-        await asyncio.gather(*(self._end(name, wanted) for name in looked_at if name in self._led))
+        old = {name: self._unwanted(name, wanted) for name in looked_at}
+        await asyncio.gather(*(self._end(name, numbers) for name, numbers in old.items() if numbers))
         self.bindings.drop_unwanted(names, wanted)
         new = [key for key in wanted if key[1] not in self._led.get(key[0], {})]
         new = [key for key in new if key not in self._beginning]
@@ -254,17 +255,21 @@ class Leading:
             if self._core.brokers.is_leader(record.name, number)
         }
 
-    async def _end(self, name: str, wanted: dict[tuple[str, int], str]) -> None:
-        """Stop leader work for the partitions of a stream that are not in ``wanted``."""
+    def _unwanted(self, name: str, wanted: dict[tuple[str, int], str]) -> list[int]:
+        """Return the partitions of a stream that are led here and not in ``wanted``."""
+        led = self._led.get(name, {})
+        return [number for number, one in led.items() if wanted.get((name, number)) != one.record_id]
+
+    async def _end(self, name: str, numbers: list[int]) -> None:
+        """Stop leader work for some partitions of a stream."""
         led = self._led[name]
-        old = [number for number, one in led.items() if wanted.get((name, number)) != one.record_id]
-        ending = {led.pop(number) for number in old}
+        ending = {led.pop(number) for number in numbers}
         self._ending |= ending
         if not led:
             del self._led[name]
         await asyncio.gather(*(one.close() for one in ending))
         self._ending -= ending
-        for number in old:
+        for number in numbers:
             self.bindings.drop((name, number))
 
     async def _begin(self, key: tuple[str, int]) -> LedPartition | None:
