@@ -62,6 +62,8 @@ class ConsumerMember:
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
         self._error: LiftEnvelopeError | None = None
+        #: Join whose answer is not used yet. It goes on if its caller is cancelled.
+        self._joining: asyncio.Future[api_pb2.JoinConsumerGroupResponse | None] | None = None
 
     def identity(self, key: StreamPartition) -> GroupIdentity:
         """Return the identity to read a partition with: this member in the epoch that assigned the partition.
@@ -131,11 +133,20 @@ class ConsumerMember:
     async def leave(self, deadline: Deadline) -> None:
         """Leave the group. Has no effect if the consumer is no longer a member.
 
+        A join under way is awaited first, for at most half of the time: servers carry it out even if its call
+        is cancelled, and after the leave it would make a member that nobody keeps.
+
         Raises:
             LiftEnvelopeError: No server took the request in time. The member will expire.
         """
         request = api_pb2.LeaveConsumerGroupRequest(groupId=self.group, consumerId=self.consumer_id)
         answer = api_pb2.LeaveConsumerGroupResponse
+        joining, self._joining = self._joining, None
+        if joining is not None:
+            try:
+                await asyncio.wait({joining}, timeout=deadline.left / 2)
+            finally:
+                joining.cancel()
         try:
             await self._context.call("LeaveConsumerGroup", request, answer, deadline, self._about)
         except (NotMemberError, NoSuchGroupError):
@@ -186,14 +197,10 @@ class ConsumerMember:
                     await self._heartbeat()
 
     async def _join(self, deadline: Deadline) -> None:
-        request = api_pb2.JoinConsumerGroupRequest(
-            groupId=self.group, consumerId=self.consumer_id, streams=self.streams
-        )
-        answer = api_pb2.JoinConsumerGroupResponse
         state, before = self.state, self.has_joined
         self.has_joined = True
         try:
-            found = await self._context.call("JoinConsumerGroup", request, answer, deadline, self._about)
+            found = await self._joined(deadline)
         except NoSuchStreamError:
             self.has_joined = False
             raise
@@ -212,6 +219,24 @@ class ConsumerMember:
             assert found is not None
             times = found.consumerTimeout / _NS, found.coordinatorTimeout / _NS
             state.joined(found.coordinator, found.epoch, *times, now=self._clock())
+
+    async def _joined(self, deadline: Deadline) -> api_pb2.JoinConsumerGroupResponse | None:
+        """Return the answer to a join: to one whose caller was cancelled, or to a new one."""
+        request = api_pb2.JoinConsumerGroupRequest(
+            groupId=self.group, consumerId=self.consumer_id, streams=self.streams
+        )
+        answer = api_pb2.JoinConsumerGroupResponse
+        joining = self._joining
+        if joining is None:
+            call = self._context.call("JoinConsumerGroup", request, answer, deadline, self._about)
+            joining = self._joining = asyncio.ensure_future(call)
+            joining.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait({joining})
+        if self._joining is joining:  # and not taken by a leave
+            self._joining = None
+        if joining.cancelled():
+            raise CallTimeoutError(f"{self._about}: the consumer left the group before it had joined")
+        return joining.result()
 
     async def _leave_first(self, deadline: Deadline) -> None:
         try:

@@ -34,6 +34,10 @@ class Group:
         self.timeout = timeout
         self.is_held = asyncio.Event()
         self._broker = broker
+        self.is_joining = asyncio.Event()
+        self.may_join = asyncio.Event()
+        self.may_join.set()
+        self.joins: set[asyncio.Task[None]] = set()
         self._may_answer = asyncio.Event()
         self._may_answer.set()
         broker.always("JoinConsumerGroup", self._join)
@@ -47,13 +51,21 @@ class Group:
         self._may_answer.set()
 
     async def _join(self, call: ServerCall, request: bytes) -> bytes:
-        asked = api_pb2.JoinConsumerGroupRequest.FromString(request)
-        self.members.add(asked.consumerId)
+        consumer = api_pb2.JoinConsumerGroupRequest.FromString(request).consumerId
+        join = asyncio.create_task(self._carry_out(consumer))  # also if the call is cancelled, as servers do
+        self.joins.add(join)
+        join.add_done_callback(self.joins.discard)
+        await asyncio.wait({join})
         return api_pb2.JoinConsumerGroupResponse(
             coordinator=self._broker.id,
             consumerTimeout=self.timeout * SECOND_NS,
             coordinatorTimeout=self.timeout * SECOND_NS,
         ).SerializeToString()
+
+    async def _carry_out(self, consumer: str) -> None:
+        self.is_joining.set()
+        await self.may_join.wait()
+        self.members.add(consumer)
 
     async def _leave(self, call: ServerCall, request: bytes) -> bytes:
         self.members.discard(api_pb2.LeaveConsumerGroupRequest.FromString(request).consumerId)
@@ -114,6 +126,41 @@ async def test_commit_ends_at_its_timeout_while_the_coordinator_hangs(
             await consumer.commit(message)
         assert [request.offset for request in broker.read("SetCursor")] == [0]
         assert not group.members
+
+
+@pytest.mark.parametrize("ended_by", ["cancel", "close"])
+async def test_consumer_that_is_given_up_while_it_joins_leaves_no_member(ended_by: str) -> None:
+    async with cluster() as broker, client_of([broker]) as client:
+        group = Group(broker)
+        group.may_join.clear()
+        consumer = client.consumer("g", "foo", auto_offset="earliest")
+        opening = asyncio.create_task(consumer.open())
+        await group.is_joining.wait()
+        closing = asyncio.create_task(consumer.close()) if ended_by == "close" else None
+        if closing is None:
+            opening.cancel()
+        for _ in range(20):  # a leave that does not wait for the join would overtake these calls
+            await client.fetch_metadata()
+        group.may_join.set()
+        with pytest.raises(asyncio.CancelledError if closing is None else TransportError):
+            await opening
+        if closing is not None:
+            await closing
+        await until(lambda: not group.joins)
+        assert group.members == set()
+
+
+async def test_consumer_that_is_given_up_leaves_although_its_join_is_not_answered() -> None:
+    async with cluster() as broker, client_of([broker], timeout=1.0) as client:
+        group = Group(broker)
+        group.may_join.clear()
+        opening = asyncio.create_task(client.consumer("g", "foo").open())
+        await group.is_joining.wait()
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert broker.calls["LeaveConsumerGroup"] == 1
+        group.may_join.set()
 
 
 async def test_lag_asks_for_all_partitions_at_once() -> None:
