@@ -27,6 +27,12 @@ from liftenvelope.types import AckPolicy
 from tests.integration.bulk_streams import jetstream, make_stream, with_jetstream
 
 
+@pytest.fixture(autouse=True)
+def streams_are_gone_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count a missing stream as deleted after a second: here, none is missing for another reason."""
+    monkeypatch.setattr(_broker, "_GONE_AFTER", 1.0)
+
+
 class Servers:
     """One kind of servers, where streams are made and filled."""
 
