@@ -291,7 +291,8 @@ def test_no_advice_on_the_address_of_a_server_that_is_not_trusted(
             config, client = certificates.gateway_config, certificates.client("app")
             cluster = running.enter_context(run_gateway(config=config, tls=client))
             url = f"liftbridge://{cluster.addresses[0]}"
-        done = within({"url": url, "ca": str(tmp_path / "other" / "ca.pem")}, "stream", "ls")
+        other = str(tmp_path / "other" / "ca.pem")
+        done = within({"url": url, "ca": other}, "stream", "ls", "--timeout", "10")
     assert "certificate verify failed" in done.stderr
     assert "check the address" not in done.stderr
 
