@@ -15,6 +15,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from liftenvelope.testing import NatsServer, run_nats_server
+from tests.integration.conftest import keep_streams_folder
 
 T = TypeVar("T")
 #: Subject, payload, headers.
@@ -24,6 +25,7 @@ Item = tuple[str, bytes, dict[str, str] | None]
 @contextmanager
 def jetstream(**options: Any) -> Iterator[NatsServer]:
     with run_nats_server(jetstream=True, **options) as server:
+        keep_streams_folder(server)
         yield server
 
 

@@ -88,6 +88,22 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+def keep_streams_folder(server: NatsServer) -> None:
+    """Let the folder of all streams outlive the last one of them.
+
+    A moment after nats-server has deleted the last stream, it removes the empty folder, even while it makes a
+    new stream there. That fails with error 10049. ``JetStream.create_stream`` tries again, nats-py does not.
+    """
+    (server._folder / "jetstream" / "jetstream" / "$G" / "streams" / "kept").mkdir(parents=True)
+
+
+@pytest.fixture(scope="session")
+def jetstream_server(jetstream_server: NatsServer) -> NatsServer:
+    """The shared server with JetStream. Most tests delete their stream, which often is the last one."""
+    keep_streams_folder(jetstream_server)
+    return jetstream_server
+
+
 @pytest.fixture(scope="module")
 def liftbridge_server() -> Iterator[LiftbridgeCluster]:
     """Run a Liftbridge server for each file: it writes a file for each partition every five seconds."""

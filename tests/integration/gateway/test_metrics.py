@@ -274,7 +274,7 @@ async def test_bytes_that_a_slow_subscriber_leaves_are_counted(
         for _ in range(100):
             await client.publish(name, b"v" * 50_000)
         subscribe = api_pb2.SubscribeRequest(stream=name, startPosition=api_pb2.EARLIEST).SerializeToString()
-        # The default window has room for all messages, so the gateway would hold some of them for a moment only.
+        # The default window has room for all messages: the gateway would hold some for a moment only.
         async with await Channel.connect(gateway.address, window=65_536) as channel:
             channel.server_stream("/proto.API/Subscribe", subscribe)  # nobody takes its messages
             await until(lambda: _sum(gateway, "read_buffered_bytes") > 0)
