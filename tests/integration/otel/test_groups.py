@@ -123,9 +123,9 @@ async def test_buffered_messages_of_a_member_are_observed(
 ) -> None:
     async with GroupConsumer(js_nc, name, topic, auto_offset="earliest", timeout=60) as member:
         await until(lambda: member.buffered == 8)
-        assert recording.points(BUFFERED) == [
-            ({"messaging.system": "nats", "liftenvelope.reader": "group"}, 8)
-        ]
+        # A reader of an earlier test that is not collected yet has its own point, of 0.
+        points = [(labels, count) for labels, count in recording.points(BUFFERED) if count]
+        assert points == [({"messaging.system": "nats", "liftenvelope.reader": "group"}, 8)]
         await anext(member)
         assert recording.total(BUFFERED) == 7
     assert recording.total(BUFFERED) == 0
