@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -181,8 +182,9 @@ class _ProgramClient(Client):
 
 
 def _abort(transport: asyncio.WriteTransport) -> None:
-    """End a transport that is closing. One whose last bytes went out after close() fails in abort() then."""
-    if (socket := transport.get_extra_info("socket")) is not None and socket.fileno() >= 0:
+    """End a transport that is closing."""
+    # Python 3.11 raises that if the last bytes went out after close().
+    with suppress(AttributeError):
         transport.abort()
 
 

@@ -6,8 +6,10 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from nats.aio.client import Client
@@ -15,6 +17,7 @@ from nats.aio.client import Client
 from liftenvelope.nats.closing import close_connection
 from liftenvelope.nats.program_client import _abort, new_client
 from liftenvelope.testing import FaultProxy, NatsServer, run_nats_server
+from tests.integration.certificates import Certificates
 from tests.integration.conftest import connect, freeze, until
 
 
@@ -175,3 +178,18 @@ async def test_transport_whose_last_bytes_went_out_is_left_alone() -> None:
             pass
         await lost.wait()
         _abort(transport)
+
+
+async def test_tls_transport_that_was_closed_twice_is_left_alone(tmp_path: Path) -> None:
+    """asyncio's transport forgets its connection then, and fails if it is asked for its socket."""
+    Certificates(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    trusting = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    async with await asyncio.start_server(
+        lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context
+    ) as fake:
+        _, writer = await asyncio.open_connection(*fake.sockets[0].getsockname(), ssl=trusting)
+        writer.transport.close()
+        writer.transport.close()
+        _abort(writer.transport)
