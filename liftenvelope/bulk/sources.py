@@ -68,7 +68,12 @@ class RangedStream(Protocol):
         ...
 
     def count(self, span: Range, subjects: SubjectFilter | None) -> int | None:
-        """Return the number of messages in a range whose subjects match; None if only a read can tell."""
+        """Return the number of messages in a range whose subjects match; None if only a read can tell.
+
+        Args:
+            span: The range. Without a stop, it ends at the newest message.
+            subjects: Filter of the subjects; None for all.
+        """
         ...
 
     def read(self, span: Range, plan: BatchPlan, outlet: Outlet) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["JetStreamSource"]
 
 _SECOND: Final = 1_000_000_000
+#: Attempts to count a range while messages come.
+_COUNTS: Final = 20
 
 
 class JetStreamSource(JetStreamRequests):
@@ -126,15 +128,30 @@ class JetStreamSource(JetStreamRequests):
     def count(self, span: Range, subjects: SubjectFilter | None) -> int | None:
         """Return the number of messages in a range whose subjects match; None if only a read can tell.
 
-        That is so for direct reads, and for more filters than one consumer should get.
+        That is so for direct reads, for more filters than one consumer should get, and if messages come too
+        fast. A server tells how many messages there are from an offset to the end. Those behind the range
+        are counted before and after: between these counts, the range has a number that both allow.
+
+        Args:
+            span: The range. Without a stop, it ends at the newest message.
+            subjects: Filter of the subjects; None for all.
         """
         filters = () if subjects is None else subjects.filters
         if self._reader is DirectRead or len(filters) > MOST_SERVER_FILTERS:
             return None
         read = partial(_pending_of, filters)
-        return self.probe(read, start_at(span.start), filters) - self.probe(
-            read, start_at(span.stop), filters
-        )
+        if span.stop < 0:
+            return self.probe(read, start_at(span.start), filters)
+        least, most = 0, span.stop - span.start
+        behind = self.probe(read, start_at(span.stop), filters)
+        for _ in range(_COUNTS):
+            whole = self.probe(read, start_at(span.start), filters)
+            most = min(most, whole - behind)
+            behind = self.probe(read, start_at(span.stop), filters)
+            least = max(least, whole - behind)
+            if least >= most:  # more than it, if messages of the range were removed meanwhile
+                return max(most, 0)
+        return None
 
     def read(self, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
         """Read a range into an outlet. Blocks, so each range runs in a thread of its own."""

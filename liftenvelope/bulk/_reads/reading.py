@@ -292,7 +292,8 @@ def count(
     wanted, opened = request.subjects, request.open()
     with contextlib.closing(opened):
         spans = [span for span in request.ranges(opened) if span.start < span.stop]
-        known = [opened.count(span, wanted) for span in spans]
+        is_open = stop is None or stop == "latest"  # what comes until the server counts may count as well
+        known = [opened.count(replace(span, stop=-1) if is_open else span, wanted) for span in spans]
         if all(number is not None for number in known):
             return sum(number or 0 for number in known)
         plan = make_plan(["offset"], "none", 2**20, 2**28, "skip", unsigned=opened.unsigned, subjects=wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -137,6 +138,25 @@ def test_server_gets_the_filter_only_if_that_pays(server: NatsServer) -> None:
     assert choice("CHOICE.rare", "CHOICE.0", max_subjects=1) == ()
     assert choice("CHOICE.r*", "CHOICE.*", max_subjects=2) == ()
     assert choice("CHOICE.rare", on_gap=lambda _: None) == ()
+
+
+@pytest.mark.parametrize("busy", [1, 3, 10_000])
+def test_count_of_a_range_is_exact_while_messages_come(server: NatsServer, busy: int) -> None:
+    """A message comes just after the server has counted, ``busy`` times. In the end a read counts."""
+    name, probe, left = f"BUSY{busy}", JetStreamRequests.probe, itertools.count(busy, -1)
+    make_stream(server.url, name)
+    publish(server.url, [(f"{name}.{at % 2}", b"", None) for at in range(60)])
+
+    def publish_after(source: JetStreamRequests, *args: Any) -> int:
+        found = probe(source, *args)
+        if next(left) > 0:
+            publish(server.url, [(f"{name}.0", b"", None)])
+        return found
+
+    with patch.object(JetStreamRequests, "probe", publish_after):
+        assert bulk.count(server.url, name, start=10, stop=50) == 40
+        assert bulk.count(server.url, name, start=10, stop=50, subjects=f"{name}.0") == 20
+        assert bulk.count(server.url, name) >= 60
 
 
 def test_gaps_of_a_filtered_read_are_offsets_without_any_message(server: NatsServer) -> None:
