@@ -143,7 +143,7 @@ class Publisher:
             ReadonlyPartitionError: The partition is read-only.
             IncorrectOffsetError: The message would have got an offset other than the expected one.
             MessageTooLargeError: The message is larger than the server replicates (1 MiB by default), or its
-                request is larger than the server accepts (4 MiB).
+                request is larger than ``max_request_bytes`` of the client (4 MiB).
             EnvelopeTooLargeError: A header name is so long that the server would crash on it.
             PermissionDeniedError: The server does not let this client publish to the stream. If ``sent`` of
                 the error is true, the message may be stored.
@@ -380,7 +380,7 @@ class Publisher:
         ack = await self._unary.publish(
             UnaryPublish(
                 method="PublishToSubject",
-                data=check_size(request.SerializeToString()),
+                data=check_size(request.SerializeToString(), self._context.options.max_request_bytes),
                 about=f"subject {subject!r}",
                 correlation_id=request.correlationId,
                 ack_inbox=request.ackInbox,
@@ -451,7 +451,7 @@ class Publisher:
         correlation_id = streams.new_id(message.correlation_id)
         if streams.may_be_acked_late(message.correlation_id):
             return self._start_unary(message, deadline)
-        request = message.request(partition, correlation_id)
+        request = message.request(partition, correlation_id, self._context.options.max_request_bytes)
         future = _AckFuture(streams, stream, message.retry)
         future.entry = Entry(correlation_id, request, partition, future, 0)
         streams.submit(lane, (future.entry,), deadline.left)
@@ -480,7 +480,7 @@ class Publisher:
         ack = await self._unary.publish(
             UnaryPublish(
                 method="Publish",
-                data=message.request(partition, correlation_id),
+                data=message.request(partition, correlation_id, self._context.options.max_request_bytes),
                 about=about,
                 correlation_id=correlation_id,
                 ack_inbox=message.ack_inbox or "",

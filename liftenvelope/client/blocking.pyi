@@ -572,7 +572,7 @@ class BlockingClient(Blocking):
             ReadonlyPartitionError: The partition is read-only.
             IncorrectOffsetError: The message would have got an offset other than the expected one.
             MessageTooLargeError: The message is larger than the server replicates (1 MiB by default), or its
-                request is larger than the server accepts (4 MiB).
+                request is larger than ``max_request_bytes`` of the client (4 MiB).
             EnvelopeTooLargeError: A header name is so long that the server would crash on it.
             PermissionDeniedError: The server does not let this client publish to the stream. If ``sent`` of
                 the error is true, the message may be stored.
@@ -1112,6 +1112,7 @@ def connect_blocking(
     ping_interval: float | None = 30.0,
     metadata_max_age: float = 60.0,
     max_message_bytes: int = 4194304,
+    max_request_bytes: int = 4194304,
     max_header_bytes: int = 65536,
     max_brokers: int = 1000,
     max_partitions: int = 100000,
@@ -1143,6 +1144,9 @@ def connect_blocking(
         metadata_max_age: Seconds for which stream metadata is cached.
         max_message_bytes: Maximum message size in bytes. A larger message ends its call with
             RESOURCE_EXHAUSTED.
+        max_request_bytes: Maximum size of a publish request in bytes. A larger message raises
+            MessageTooLargeError and is not sent. Default 4 MiB: Liftbridge ends the call that all messages
+            share at a larger request. Raise it for gateways with a larger ``max_message_bytes``.
         max_header_bytes: Maximum size of a response header list in bytes. A larger list ends the connection.
         max_brokers: Maximum number of brokers in one metadata response. More raise ServerProtocolError.
         max_partitions: Maximum number of partitions in one metadata response, over all streams. More raise

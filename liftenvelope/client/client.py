@@ -350,6 +350,7 @@ def connect(
     ping_interval: float | None = 30.0,
     metadata_max_age: float = 60.0,
     max_message_bytes: int = 4 * 1024 * 1024,
+    max_request_bytes: int = 4 * 1024 * 1024,
     max_header_bytes: int = 64 * 1024,
     max_brokers: int = 1_000,
     max_partitions: int = 100_000,
@@ -381,6 +382,9 @@ def connect(
         metadata_max_age: Seconds for which stream metadata is cached.
         max_message_bytes: Maximum message size in bytes. A larger message ends its call with
             RESOURCE_EXHAUSTED.
+        max_request_bytes: Maximum size of a publish request in bytes. A larger message raises
+            MessageTooLargeError and is not sent. Default 4 MiB: Liftbridge ends the call that all messages
+            share at a larger request. Raise it for gateways with a larger ``max_message_bytes``.
         max_header_bytes: Maximum size of a response header list in bytes. A larger list ends the connection.
         max_brokers: Maximum number of brokers in one metadata response. More raise ServerProtocolError.
         max_partitions: Maximum number of partitions in one metadata response, over all streams. More raise
@@ -433,6 +437,7 @@ def connect(
         ping_interval=ping_interval,
         metadata_max_age=metadata_max_age,
         max_message_bytes=max_message_bytes,
+        max_request_bytes=max_request_bytes,
         max_header_bytes=max_header_bytes,
         max_brokers=max_brokers,
         max_partitions=max_partitions,

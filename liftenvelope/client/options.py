@@ -6,7 +6,7 @@ import inspect
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from liftenvelope._checks import as_choice, as_count, as_seconds
 from liftenvelope.client._event_log import logged
@@ -17,6 +17,7 @@ from liftenvelope.rpc.address import parse_address
 from liftenvelope.rpc.tls import check_server_name
 
 __all__ = [
+    "MAX_REQUEST",
     "BrokerSelection",
     "Options",
     "check_address_map",
@@ -25,6 +26,8 @@ __all__ = [
     "server_name_of",
 ]
 
+#: Largest gRPC message in bytes that Liftbridge accepts. A larger one ends the whole publish stream.
+MAX_REQUEST: Final = 4 * 1024 * 1024
 #: Broker selection: ``"random"``, ``"latency"``, ``"workload"``, or a function that picks one of the brokers.
 BrokerSelection: TypeAlias = str | Callable[[Sequence[BrokerInfo]], BrokerInfo]
 
@@ -143,6 +146,7 @@ class Options:
     ping_interval: float | None = 30.0
     metadata_max_age: float = 60.0
     max_message_bytes: int = 4 * 1024 * 1024
+    max_request_bytes: int = MAX_REQUEST
     max_header_bytes: int = 64 * 1024
     max_brokers: int = 1_000
     max_partitions: int = 100_000
@@ -162,7 +166,8 @@ class Options:
             as_seconds("ping_interval", self.ping_interval)
         for name in _COUNTS:
             as_count(name, getattr(self, name))
-        as_count("max_message_bytes", self.max_message_bytes, most=_LARGEST_MESSAGE)
+        for name in ("max_message_bytes", "max_request_bytes"):
+            as_count(name, getattr(self, name), most=_LARGEST_MESSAGE)
         if self.prefetch_messages is not None:
             as_count("prefetch_messages", self.prefetch_messages)
         check_http2_sizes(self)

@@ -19,8 +19,6 @@ __all__ = [
     "check_size",
 ]
 
-#: Largest gRPC message in bytes that a server accepts. A larger one ends the whole publish stream.
-MAX_REQUEST: Final = 4 * 1024 * 1024
 #: Headers that the server overwrites with its own.
 _RESERVED_HEADERS: Final = ("subject", "reply")
 
@@ -52,15 +50,20 @@ def check_headers(headers: Mapping[str, Any] | None) -> None:
             )
 
 
-def check_size(request: bytes) -> bytes:
+def check_size(request: bytes, most: int) -> bytes:
     """Check the size of a request and return the request.
 
+    Args:
+        request: The encoded request.
+        most: Maximum size in bytes: the client's ``max_request_bytes``.
+
     Raises:
-        MessageTooLargeError: The request is larger than a server accepts (4 MiB).
+        MessageTooLargeError: The request is larger.
     """
-    if len(request) > MAX_REQUEST:
-        text = f"the request must be at most {MAX_REQUEST} bytes, the limit of a server, got {len(request)}"
-        raise MessageTooLargeError(AckError.TOO_LARGE, text)
+    if len(request) > most:
+        text = f"the request must be at most {most} bytes, got {len(request)}"
+        remedy = "raise max_request_bytes of connect() if the server accepts more"
+        raise MessageTooLargeError(AckError.TOO_LARGE, f"{text}: {remedy}")
     return request
 
 

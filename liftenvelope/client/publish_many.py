@@ -22,7 +22,7 @@ from liftenvelope.client._sending.lane import Lane
 from liftenvelope.client._sending.publish_stream import MAX_WAITING_BYTES, PublishStreams
 from liftenvelope.client.core import check_partition
 from liftenvelope.client.failures import no_such_partition
-from liftenvelope.client.publish_checks import MAX_REQUEST, check_headers, check_size
+from liftenvelope.client.publish_checks import check_headers, check_size
 from liftenvelope.client.publish_codec import publish_request
 from liftenvelope.client.publish_summary import PublishSummary
 from liftenvelope.envelope import Ack, AckPolicy, Message
@@ -133,6 +133,7 @@ class PublishMany:
     Attributes:
         stream: The stream that the messages are for.
         retry: Whether messages without an ack may be sent again.
+        max_request_bytes: Largest request that is sent.
         on_end: Called when the publish ends, perhaps more than once, with the number of acks, the failures by
             index, and the error that ends the publish. None, the default, for no call.
     """
@@ -142,6 +143,7 @@ class PublishMany:
         self.retry = plan.retry_unacked
         self._plan = plan
         self._streams = streams
+        self.max_request_bytes = streams.cluster.options.max_request_bytes
         self._feed: AsyncIterator[Item] | None = None
         # Deadline of the messages that were taken last, and the end of the time in which more share it.
         self._deadline, self._shared_until = Deadline(plan.timeout), 0.0
@@ -415,8 +417,8 @@ class PublishMany:
             ack_policy=plan.ack_policy,
             expected_offset=expected,
         )
-        if len(request) > MAX_REQUEST:
-            check_size(request)
+        if len(request) > self.max_request_bytes:
+            check_size(request, self.max_request_bytes)
         return Entry(correlation_id, request, partition, self, index)
 
     def _existing(self, partition: int) -> int:

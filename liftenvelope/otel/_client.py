@@ -104,7 +104,7 @@ def _publish_many(telemetry: Telemetry, original: Callable[..., Any]) -> Callabl
         run = _ManyPublish(telemetry, stream, context_api.get_current())
         source = _AsyncItems(run, messages) if isinstance(messages, AsyncIterable) else _Items(run, messages)
         many = original(self, stream, source, **options)
-        many.on_end = run.end
+        many.on_end, run.max_request_bytes = run.end, many.max_request_bytes
         # A loop over the acks that was left early never ends by itself.
         weakref.finalize(many, run.abandon).atexit = False
         return many
@@ -116,6 +116,8 @@ class _ManyPublish:
     """Span of one ``publish_many``. It starts when the first message is taken."""
 
     def __init__(self, telemetry: Telemetry, stream: str, context: Context) -> None:
+        #: Largest request of the client.
+        self.max_request_bytes = 0
         self._telemetry = telemetry
         self._stream = stream
         self._context = context
@@ -138,7 +140,9 @@ class _ManyPublish:
         if not self._fields:
             return item
         found = _with_fields(item, self._fields)
-        return found if found is not None and _fits(self._stream, found) else item
+        if found is None or _most_bytes_of(self._stream, found) > self.max_request_bytes:
+            return item
+        return found
 
     def end(self, stored: int, failures: Mapping[int, BaseException], error: BaseException | None) -> None:
         """End the span with the outcome of the messages."""
@@ -175,14 +179,12 @@ def _with_fields(item: Any, fields: Mapping[str, bytes]) -> OutgoingMessage | No
     return None  # the publish raises its own error
 
 
-def _fits(stream: str, message: OutgoingMessage) -> bool:
-    """Return True if the request of a message is certainly not larger than servers accept."""
-    from liftenvelope.client.publish_checks import MAX_REQUEST
-
+def _most_bytes_of(stream: str, message: OutgoingMessage) -> int:
+    """Return an upper bound of the size of a message's request."""
     names = [stream, *map(str, message.headers or ())]  # the publish refuses other names
     parts = [message.key, message.value, *(message.headers or {}).values()]
     size = sum(len(name.encode("utf-8", "replace")) for name in names) + sum(map(_bytes_of, parts))
-    return size + _REQUEST_ROOM + len(names) * _HEADER_ROOM <= MAX_REQUEST
+    return size + _REQUEST_ROOM + len(names) * _HEADER_ROOM
 
 
 def _bytes_of(part: Any) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from liftenvelope import _native
 from liftenvelope.bulk.errors import ServerProtocolError
 from liftenvelope.client.failures import publish_async_error
-from liftenvelope.client.publish_checks import MAX_REQUEST
+from liftenvelope.client.options import MAX_REQUEST
 from liftenvelope.client.publish_codec import read_publish_responses
 from liftenvelope.client.retries import Fate, fate_of
 from liftenvelope.errors import (

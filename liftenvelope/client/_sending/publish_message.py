@@ -59,8 +59,8 @@ class SingleMessage:
         """True if the message needs a unary call: PublishAsync never confirms NONE and sets its own inbox."""
         return self.ack_policy is AckPolicy.NONE or bool(self.ack_inbox)
 
-    def request(self, partition: int, correlation_id: str | None) -> bytes:
-        """Return the encoded PublishRequest."""
+    def request(self, partition: int, correlation_id: str | None, most: int) -> bytes:
+        """Return the encoded PublishRequest, of at most ``most`` bytes."""
         request = publish_request(
             self.stream,
             self.value,
@@ -72,4 +72,4 @@ class SingleMessage:
             ack_policy=self.ack_policy,
             expected_offset=self.expected_offset,
         )
-        return check_size(request)
+        return check_size(request, most)

@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.envelope import new_message
-from liftenvelope.errors import ServerError, UsageError
+from liftenvelope.errors import MessageTooLargeError, ServerError, UsageError
 from liftenvelope.gateway import Gateway
 from liftenvelope.gateway._leader.compaction import Compactor
 from liftenvelope.gateway._partitions.feed import DeliveryFeed, PartitionDelivery, sequences_of
@@ -372,4 +372,34 @@ async def test_largest_message_is_a_setting(name: str) -> None:
                     2_999_000,
                     2_999_000,
                 ]
+        await nc.close()
+
+
+async def test_client_publishes_as_much_as_its_own_limit_and_that_of_the_gateway(name: str) -> None:
+    big, most = bytes(5_000_000), 6_000_000
+    with run_nats_server(jetstream=True, config={"max_payload": 8 << 20}) as server:
+        nc = await connect(server.url)
+        async with (
+            Gateway(nc, max_message_bytes=most) as gateway,
+            liftenvelope.connect([gateway.address]) as usual,
+            liftenvelope.connect(
+                [gateway.address], max_message_bytes=most, max_request_bytes=5_000_100
+            ) as client,
+        ):
+            await client.create_stream(name, name)
+            limit = r"at most 4194304 bytes, got 50\d+: raise max_request_bytes of connect\(\)"
+            with pytest.raises(MessageTooLargeError, match=limit):
+                await usual.publish(name, big)
+            await client.publish(name, big)
+            await client.publish(name, big, ack_inbox=nc.new_inbox())
+            await client.publish_many(name, [big, b"small"])
+            await client.publish_to_subject(name, big)
+            with pytest.raises(MessageTooLargeError, match="max_request_bytes"):
+                await client.publish(name, bytes(5_000_100))
+            with pytest.raises(MessageTooLargeError, match="max_request_bytes"):
+                await client.publish_many(name, [bytes(5_000_100)])
+            with pytest.raises(MessageTooLargeError, match="max_request_bytes"):
+                await client.publish_to_subject(name, bytes(5_000_100))
+            async with client.subscribe(name, start="earliest", stop="latest") as messages:
+                assert [len(message.value) async for message in messages] == [len(big)] * 3 + [5, len(big)]
         await nc.close()

@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind
 import liftenvelope
 from liftenvelope import otel
 from liftenvelope.client import OutgoingMessage
-from liftenvelope.client.publish_checks import MAX_REQUEST
+from liftenvelope.client.options import MAX_REQUEST
 from liftenvelope.errors import MessageTooLargeError, NoSuchStreamError, UsageError
 from liftenvelope.group import Coordinator, GroupConsumer, JetStreamTopic, LiftbridgeTopic, Topic
 from liftenvelope.jetstream import JetStream, StreamConfig

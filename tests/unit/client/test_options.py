@@ -23,7 +23,7 @@ from liftenvelope.errors import UsageError, UsageTypeError
 
 ADDRESS = "127.0.0.1:9292"
 SECONDS = ("timeout", "ack_wait", "connect_timeout", "keep_alive_time", "metadata_max_age", "ping_interval")
-COUNTS = ("max_conns_per_broker", "max_message_bytes", "prefetch_bytes")
+COUNTS = ("max_conns_per_broker", "max_message_bytes", "max_request_bytes", "prefetch_bytes")
 
 
 def options(**given: Any) -> Options:
