@@ -12,6 +12,7 @@ from liftenvelope.errors import (
     ConsumerNotFoundError,
     JetStreamError,
     LiftEnvelopeError,
+    NoJetStreamError,
     StreamNotFoundError,
     TransportError,
 )
@@ -41,8 +42,9 @@ _TRUSTED: Final = 2.0
 _LOOK_UP: Final = 2.0
 #: Seconds of silence after which a pull that does not wait may be stalled. Servers answer it at once.
 _STALL: Final = 0.25
-#: Status code of an expired pull.
+#: Status codes of an expired pull, and of one that no server takes.
 _TIMEOUT: Final = 408
+_NO_RESPONDERS: Final = 503
 #: Statuses of a pull for which the consumer has, or may have, no leader.
 _LEADERLESS: Final = frozenset({StatusKind.LEADERSHIP, StatusKind.SHUTDOWN, StatusKind.NO_RESPONDERS})
 #: Statuses that end a pull without an error.
@@ -364,7 +366,7 @@ class _Fetch:
             self._trust()
         if kind in _LEADERLESS and now < self._deadline:
             if now >= self._trusted_until:
-                self._look_up = self._loop.create_task(self._check_consumer(self._number, status))
+                self._look_up = self._loop.create_task(self._check_consumer(self._number))
             else:
                 self._send_later()
             return
@@ -382,7 +384,7 @@ class _Fetch:
         """Expect that no server takes pulls for a while, although the consumer exists."""
         self._trusted_until = self._loop.time() + _TRUSTED
 
-    async def _check_consumer(self, number: int, status: Status) -> None:
+    async def _check_consumer(self, number: int) -> None:
         """Pull again if the consumer exists; end the fetch otherwise.
 
         In a cluster, a server may answer 503 to pulls for a moment after another one has created the consumer
@@ -390,20 +392,20 @@ class _Fetch:
 
         Args:
             number: Number of the pull that no server took.
-            status: Status of that pull.
         """
-        is_there = True
+        is_there, cause = True, ""
         try:
             await self._source.info(timeout=_LOOK_UP if self._trusted_until else None)
-        except (ConsumerNotFoundError, StreamNotFoundError):
-            is_there = False
-        except (JetStreamError, CallTimeoutError, TransportError):
+        except (ConsumerNotFoundError, StreamNotFoundError) as exc:
+            is_there, cause = False, exc.description
+        except (JetStreamError, CallTimeoutError, TransportError) as exc:
+            cause = f"the consumer could not be looked up ({exc})"
             is_there = self._trusted_until > 0  # between two leaders, no server knows the consumer's state
         if number != self._number or not self._nc.is_connected:
             return  # another pull was sent after a reconnect, or will be
         if not is_there:
             self.is_clean = True
-            self._finish(error_of(status))
+            self._finish(NoJetStreamError(_NO_RESPONDERS, f"nothing answers pulls: {cause}"))
         elif self._retry is None:
             self._trust()
             self._heard = self._loop.time()

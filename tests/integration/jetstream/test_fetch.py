@@ -153,7 +153,7 @@ class TestFetch:
     async def test_consumer_gone_before(self, bench: Bench) -> None:
         consumer = await bench.consumer()
         await consumer.delete()
-        with pytest.raises(NoJetStreamError):
+        with pytest.raises(NoJetStreamError, match=f"consumer not found: 'worker' of stream '{bench.name}'"):
             await consumer.fetch(1, expires=20)
 
     async def test_refused(self, bench: Bench) -> None:

@@ -134,7 +134,7 @@ async def test_fetch_from_a_deleted_consumer_fails_at_once(bench: Bench) -> None
     consumer = await bench.consumer()
     await bench.api.request(f"CONSUMER.DELETE.{bench.name}.worker")
     async with asyncio.timeout(60):
-        with pytest.raises(NoJetStreamError, match="JetStream or the consumer is not there"):
+        with pytest.raises(NoJetStreamError, match="consumer not found: 'worker'"):
             await consumer.fetch(3, expires=3600)
 
 
@@ -152,7 +152,7 @@ async def test_fetch_ends_if_its_consumer_is_deleted_after_it_was_looked_up(
     monkeypatch.setattr(consumer, "info", there_once)
     await bench.api.request(f"CONSUMER.DELETE.{bench.name}.worker")
     async with asyncio.timeout(60):
-        with pytest.raises(NoJetStreamError, match="JetStream or the consumer is not there"):
+        with pytest.raises(NoJetStreamError, match="consumer not found: 'worker'"):
             await consumer.fetch(3, expires=3600)
     assert looked_up == 2
 
