@@ -67,7 +67,6 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             "_events",
             "_records",
-            "_refused_publishes",
             "abandoned",
             "errors",
             "lagging",

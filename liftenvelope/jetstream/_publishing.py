@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 import nats.errors
@@ -14,7 +14,6 @@ from liftenvelope._checks import as_bytes, as_count, as_seconds
 from liftenvelope._deadlines import MAY_BE_STORED, ack_timeout
 from liftenvelope._native import jet
 from liftenvelope.errors import JetStreamError, NoJetStreamError, TransportError, UsageError
-from liftenvelope.jetstream._refused_publishes import RefusalTimer
 from liftenvelope.jetstream.api import ENABLE_JETSTREAM, Api
 from liftenvelope.jetstream.publish_frames import (
     HeaderFields,
@@ -30,7 +29,7 @@ from liftenvelope.nats.expiry import ExpiryTimer
 from liftenvelope.nats.headers import check_takes_headers
 from liftenvelope.nats.link import Link, last_error_of, max_payload_of
 from liftenvelope.nats.receiving import DirectSubscription, deliver_directly, read_directly
-from liftenvelope.nats.reports import read_refusals
+from liftenvelope.nats.refusals import RefusalWatch
 from liftenvelope.nats.subjects import CommandHeads
 
 if TYPE_CHECKING:
@@ -116,8 +115,7 @@ class Publishing:
         self._subscription: DirectSubscription | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._timer = ExpiryTimer(api.nc, self._table.next_expiry, self._expire)
-        self._refusals = RefusalTimer(self._table, self._fail)
-        self._stop_refusals: Callable[[], None] = lambda: None  # before the first publish
+        self._refusals = RefusalWatch(api.nc, self._in_flight, self._refuse)
         self._waiting = False
         #: Futures of the messages that wait for a retry, by the task that retries.
         self._retries: dict[asyncio.Task[None], PublishFuture] = {}
@@ -312,7 +310,7 @@ class Publishing:
             raise
         deliver_directly(subscription, self._on_ack)
         self._subscription = read_directly(self._nc, subscription, self._on_acks)
-        self._stop_refusals = read_refusals(self._nc, self._refusals.note)
+        self._refusals.start()
         self._watcher = self._link.when_ended(subscription, self._on_ended)
         if self._link.buffers_directly:
             self._quick = self._quick_sender()
@@ -429,10 +427,19 @@ class Publishing:
 
     def _expire(self, now: float) -> None:
         for future, token in self._table.expire(now):
-            self._refusals.expired(future.subject)
+            self._refusals.ended(future.subject)
             what = f"the message on {future.subject!r}"
             causes = _CAUSES + self._link.refusal(future.subject, since=future.before)
             self._fail(future, ack_timeout(what, token, unknown=_UNKNOWN, causes=causes))
+
+    def _in_flight(self) -> list[tuple[str, tuple[PublishFuture, str]]]:
+        return [(message[0].subject, message) for message in self._table.waiting()]
+
+    def _refuse(self, message: tuple[PublishFuture, str], error: Exception) -> None:
+        """Fail a message that the server does not let the user publish."""
+        future, token = message
+        self._table.withdraw(token)
+        self._fail(future, error)
 
     def _fail(self, future: PublishFuture, error: Exception) -> None:
         if self._waiting:
@@ -449,7 +456,6 @@ class Publishing:
     def _end(self, reason: str) -> None:
         self._ended, self._quick = reason, None
         self._timer.stop()
-        self._stop_refusals()
         self._refusals.stop()
         for future, _ in self._table.expire_all():
             what = f"{reason} before an ack came for the message on {future.subject!r}: {_UNKNOWN}"
