@@ -134,6 +134,10 @@ class DeadlineBuckets:
         self._open = self._buckets[end]
         return self._open
 
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Iterate over the buckets, in any order."""
+        return iter(self._buckets.values())
+
     def pop_due(self, now: float) -> Iterator[dict[str, Any]]:
         """Remove the buckets that are due; yield them, earliest first."""
         while self._ends and self._ends[0] <= now:

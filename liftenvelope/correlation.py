@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import sys
 from enum import Enum
-from itertools import islice, repeat
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from liftenvelope._checks import as_count
@@ -314,6 +314,11 @@ class PendingAcks:
             registration can make it earlier.
         """
         return self._deadlines.next_end()
+
+    def waiting(self) -> Iterator[tuple[str, Any]]:
+        """Yield id and context of each entry without an ack. Do not change the table during the iteration."""
+        entries = chain.from_iterable(map(_entries, self._deadlines))
+        return ((correlation_id, context) for correlation_id, context, acks, _ in entries if not acks)
 
     def cancel(self, correlation_id: str) -> bool:
         """Cancel an entry. Later acks for it count as late.

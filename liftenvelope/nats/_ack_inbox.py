@@ -6,6 +6,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, Unpack, overload
 
@@ -22,11 +23,13 @@ from liftenvelope.errors import (
 from liftenvelope.nats._ack_future import AckFuture, EnvelopeOptions, Settled
 from liftenvelope.nats._event_log import log
 from liftenvelope.nats._feed import AckFeed
+from liftenvelope.nats._in_flight import InFlight, in_flight, subject_sent
 from liftenvelope.nats._outbox import EnvelopeOutbox
 from liftenvelope.nats._outcomes import failure_of, outcome_of
 from liftenvelope.nats.expiry import ExpiryTimer
 from liftenvelope.nats.link import Link, last_error_of, max_payload_of
 from liftenvelope.nats.receiving import DirectSubscription, deliver_directly, subscribe_direct
+from liftenvelope.nats.refusals import RefusalWatch
 from liftenvelope.nats.subjects import publish_subject
 from liftenvelope.nats.subscribing import Subscribing, subscribing_on
 
@@ -89,6 +92,7 @@ class AckInbox:
         self._outbox = EnvelopeOutbox(self._link, self.max_outstanding, self._refuse)
         self._feeds: list[weakref.ref[AckFeed]] = []
         self._timer = ExpiryTimer(nc, self._pending.next_expiry, self._expire)
+        self._refusals = RefusalWatch(nc, partial(in_flight, self._pending), self._fail_refused)
         self._watcher: asyncio.Task[None] | None = None
         self._subscription: DirectSubscription | None = None
         self._ended: str | None = "the ack inbox has not been started: use async with"
@@ -113,6 +117,7 @@ class AckInbox:
         self._subscription = await subscribe_direct(self.nc, self.subject, self._on_acks, payloads=True)
         deliver_directly(self._subscription.subscription, self._on_ack)  # acks need no order
         self._watcher = self._link.when_ended(self._subscription.subscription, self._on_ended)
+        self._refusals.start()
         self._ended = None
         try:
             if self._link.is_connected:  # otherwise the reconnect makes the subscription
@@ -195,6 +200,7 @@ class AckInbox:
 
         Raises:
             PublishError: The ack reports that the message was not stored.
+            PermissionDeniedError: The user may not publish on the subject; nothing was stored.
             AckTimeoutError: No ack arrived. Unless ``sent`` is false, the outcome is unknown.
             TransportError: The connection is closed or draining, or ended while the ack was awaited.
             UsageError: An option is invalid; nothing was sent.
@@ -388,14 +394,29 @@ class AckInbox:
         else:
             future.set_result(outcome)
 
+    def _settle_row(self, row: tuple[Settled, int], error: Exception) -> None:
+        """Record the error of a message of a batch, whose entry just left the table."""
+        row[0].settle(row[1], error)
+        self._outbox.release(1)
+
     def _refuse(self, future: AckFuture, error: TransportError) -> None:
         """Fail a publish that was queued and can't be sent."""
         if self._pending.cancel(future.correlation_id):
             self._settle(future, error)
 
+    def _fail_refused(self, entry: InFlight, error: Exception) -> None:
+        """Fail a message that the server does not let the user publish."""
+        correlation_id, context = entry
+        self._pending.cancel(correlation_id)
+        if isinstance(context, tuple):
+            self._settle_row(context, error)
+        else:
+            self._settle(context, error)
+
     def _give_up(self, future: AckFuture) -> None:
         if self._pending.cancel(future.correlation_id):
             self._outbox.release(future._counted)
+            self._refusals.ended(subject_sent(future))
 
     def _stray(self, ack: Ack, kind: Stray) -> None:
         assert self._on_stray is not None
@@ -408,6 +429,8 @@ class AckInbox:
 
     def _expire(self, now: float) -> None:
         for entry in self._pending.expire(now):
+            if not entry.acks:
+                self._refusals.ended(subject_sent(entry.context))
             self._finish(entry, None)
 
     def _finish(self, entry: Ended, reason: str | None) -> None:
@@ -415,8 +438,8 @@ class AckInbox:
         context = entry.context
         if type(context) is tuple:
             batch, index = context
-            batch.settle(index, self._failure(entry, batch.subject(index), True, reason, batch.before))
-            self._outbox.release(1)
+            error = self._failure(entry, batch.subject(index), True, reason, batch.before)
+            self._settle_row(context, error)
         elif entry.complete:
             self._settle(context, entry.acks)
         else:
@@ -449,6 +472,7 @@ class AckInbox:
         self._outbox.wake()
 
     def _stop_tasks(self) -> None:
+        self._refusals.stop()
         self._outbox.close()
         if self._watcher is not None and self._watcher is not asyncio.current_task():
             self._watcher.cancel()

@@ -27,7 +27,7 @@ class BatchSummary:
         latencies: Seconds from handing the message to the connection until its ack, -1.0 without an ack
             (``array('d')``).
         failures: Error by index, for messages that were not stored or whose outcome is unknown: a
-            PublishError, AckTimeoutError or TransportError.
+            PublishError, PermissionDeniedError, AckTimeoutError or TransportError.
     """
 
     def __init__(self, size: int) -> None:
@@ -84,7 +84,7 @@ class BatchAcks:
         before: Exception | None = None,
     ) -> None:
         self.before = before
-        self._subjects, self._which = subjects, which
+        self._subjects, self._which = [subject.decode() for subject in subjects], which
         self._summary = BatchSummary(size)
         self._offsets, self._latencies = self._summary.offsets, self._summary.latencies
         self._left = size
@@ -116,7 +116,7 @@ class BatchAcks:
 
     def subject(self, index: int) -> str:
         """Return the subject of a message."""
-        return self._subjects[0 if self._which is None else self._which[index]].decode()
+        return self._subjects[0 if self._which is None else self._which[index]]
 
     def settle(self, index: int, outcome: Ack | Exception) -> None:
         """Record the outcome of one message."""

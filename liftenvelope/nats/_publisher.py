@@ -159,6 +159,7 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
 
         Raises:
             PublishError: The ack reports that the message was not stored.
+            PermissionDeniedError: With an inbox, the user may not publish on the subject; nothing was stored.
             AckTimeoutError: No ack arrived. Unless ``sent`` is false, the outcome is unknown.
             TransportError: The connection is closed or draining, or down with its buffer full.
             UsageError: An argument is invalid; nothing was sent.

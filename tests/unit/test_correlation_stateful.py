@@ -208,6 +208,13 @@ class PendingAcksMachine(RuleBasedStateMachine):
         assert not any(i in self.table for i in self.gone.keys() - self.outstanding.keys())
 
     @invariant()
+    def waiting_has_the_entries_without_acks(self) -> None:
+        without = {i: entry.context for i, entry in self.outstanding.items() if not entry.acks}
+        found = list(self.table.waiting())
+        assert dict(found) == without
+        assert len(found) == len(without)
+
+    @invariant()
     def same_counts(self) -> None:
         stats = self.table.stats._asdict()
         assert stats.pop("outstanding") == len(self.outstanding)

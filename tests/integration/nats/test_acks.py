@@ -252,19 +252,16 @@ async def test_refused_permission_is_quoted_for_its_own_publish_alone(name: str)
         nc = await connect(server.url, user="worker", password="s3cret")
         silent = await nc.subscribe(f"{name}.silent")
         async with AckInbox(nc, timeout=5.0) as inbox:
-            publisher = EnvelopePublisher(nc, f"{name}.denied", inbox=inbox, timeout=5.0)
-            batch = await publisher.publish_batch([b"v"])
+            own = inbox.expect()  # the inbox does not know the subject of the user's envelope
+            await nc.publish(f"{name}.denied", b"v")
             refused = await asyncio.gather(
-                inbox.publish(f"{name}.denied", b"v"),
-                JetStream(nc, timeout=5.0).api.ask(f"{name}.denied", b""),
-                return_exceptions=True,
+                own, JetStream(nc, timeout=5.0).api.ask(f"{name}.denied", b""), return_exceptions=True
             )
-            refused_row = (await batch).failures[0]
             said = f'; the server said: nats: permissions violation for publish to "{name}.denied"'
-            assert [said in str(error) for error in (*refused, refused_row)] == [True] * 3
-            published = refused[0], refused_row
-            assert [error.sent for error in published if isinstance(error, AckTimeoutError)] == [True] * 2
-            assert ["may be stored" in str(error) for error in published] == [True] * 2
+            assert [said in str(error) for error in refused] == [True] * 2
+            assert isinstance(refused[0], AckTimeoutError)
+            assert refused[0].sent
+            assert "may be stored" in str(refused[0])
             others = await asyncio.gather(
                 inbox.publish(f"{name}.silent", b"v"),
                 inbox.expect(),
