@@ -156,6 +156,7 @@ class _Connection:
     """Compares the refusals of a connection with the messages of all its watches."""
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._watches: list[RefusalWatch] = []
         self._refused = RefusedPublishes()
         self._compared = 0  # messages of the last comparison
@@ -180,7 +181,7 @@ class _Connection:
             self._comparing = None
 
     def ended(self, subject: str) -> None:
-        self._refused.ended(subject, asyncio.get_running_loop().time())
+        self._refused.ended(subject, self._loop.time())
 
     def _note(self, refused: Mapping[str, int]) -> None:
         """Compare refusals, by subject, with the messages in flight, soon and until all are assigned."""
@@ -190,13 +191,13 @@ class _Connection:
 
     def _compare_later(self) -> None:
         seconds = _COMPARE_AFTER + _COMPARE_EACH * self._compared
-        self._comparing = asyncio.get_running_loop().call_later(seconds, self._compare)
+        self._comparing = self._loop.call_later(seconds, self._compare)
 
     def _compare(self) -> None:
         self._comparing = None
         waiting = [(on, (watch, key)) for watch in self._watches for on, key in watch.waiting()]
         self._compared = len(waiting)
-        for subject, (watch, key) in self._refused.settle(waiting, asyncio.get_running_loop().time()):
+        for subject, (watch, key) in self._refused.settle(waiting, self._loop.time()):
             text = f"nats-server does not let this user publish on {subject!r}"
             watch.refuse(key, PermissionDeniedError(0, f"{text}: the message is not stored"))
         if self._refused:

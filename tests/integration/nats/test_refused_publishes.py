@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import nullcontext
 
+import nats
 import pytest
 from nats.aio.msg import Msg
 
 from liftenvelope.envelope import Ack, marshal_ack, unmarshal_message
 from liftenvelope.errors import PermissionDeniedError
 from liftenvelope.jetstream import JetStream
-from liftenvelope.nats import AckInbox, EnvelopePublisher, accelerate
+from liftenvelope.nats import AckFuture, AckInbox, EnvelopePublisher, accelerate
+from liftenvelope.nats.closing import close_connection
 from liftenvelope.testing import LiftbridgeCluster, NatsServer, run_liftbridge, run_nats_server
 from tests.integration.conftest import connect, reload_with
 
@@ -206,3 +208,22 @@ async def test_late_ack_outlives_the_refusal_of_a_message_that_ended_before_it_c
         assert not allowed.done()
         await slow.answer(message)
         assert (await allowed).stream == name
+
+
+def test_future_can_be_cancelled_while_its_event_loop_does_not_run(nats_server: NatsServer) -> None:
+    async def start() -> AckInbox:
+        return await AckInbox(await nats.connect(nats_server.url)).start()
+
+    async def publish(inbox: AckInbox) -> AckFuture:
+        return inbox.publish_nowait("a", b"v")
+
+    async def close(inbox: AckInbox) -> None:
+        await inbox.close()
+        await close_connection(inbox.nc)
+
+    with asyncio.Runner() as runner:
+        inbox = runner.run(start())
+        future = runner.run(publish(inbox))
+        assert future.cancel()
+        assert inbox.outstanding == 0
+        runner.run(close(inbox))
