@@ -384,8 +384,9 @@ class Link:
         await self._sent(deadline)
         # Two round trips if the buffer is not readable: the first PING may overtake buffered commands.
         for _ in range(1 if self.direct else 2):
-            await self._round_trip(deadline, timeout)
+            await self._round_trip(deadline, timeout, epoch)
         if not self._nc.is_connected or self.epoch != epoch:
+            self.check_open()
             raise TransportError("the NATS connection was lost during the flush")
 
     async def _sent(self, deadline: float) -> None:
@@ -398,18 +399,20 @@ class Link:
         while buffered and self._nc._pending is buffered and self._nc.is_connected and loop.time() < deadline:
             await self._flushed(_POLL)
 
-    async def _round_trip(self, deadline: float, timeout: float) -> None:
-        left = max(deadline - asyncio.get_running_loop().time(), 0.001)
+    async def _round_trip(self, deadline: float, timeout: float, epoch: int) -> None:
+        """Wait for the answer to a PING, or until the connection is lost: then nats-py drops the PING."""
+        loop = asyncio.get_running_loop()
         self.check_open()
         send_ping = getattr(self._nc, "_send_ping", None)
         if send_ping is None or not self._nc.is_connected:
-            await self._public_flush(left, timeout)
+            await self._public_flush(max(deadline - loop.time(), 0.001), timeout)
             return
         pong = _Pong()
         await send_ping(pong)
-        await asyncio.wait({pong}, timeout=left)
-        if not pong.done():
-            raise TransportError(f"no answer from the NATS server within {timeout} s")
+        while not pong.done() and self.epoch == epoch:
+            if (left := deadline - loop.time()) <= 0:
+                raise TransportError(f"no answer from the NATS server within {timeout} s")
+            await asyncio.wait({pong}, timeout=min(left, _POLL))
 
     async def _public_flush(self, left: float, timeout: float) -> None:
         try:

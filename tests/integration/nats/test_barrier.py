@@ -98,16 +98,28 @@ async def test_while_the_connection_is_restored(far_nc: Client, proxy: FaultProx
 
 
 async def test_lost_meanwhile(far_nc: Client, proxy: FaultProxy) -> None:
+    """It was noticed at the end of the timeout only, as a server that does not answer."""
     link = Link(far_nc)
     proxy.stall()
-    waiting = asyncio.ensure_future(link.barrier(1))
+    waiting = asyncio.ensure_future(link.barrier(10_000))
     await until(lambda: far_nc._pongs)
     proxy.cut()
     proxy.resume()
-    with pytest.raises(TransportError):
-        await waiting
+    async with asyncio.timeout(120):
+        with pytest.raises(TransportError, match="lost during the flush"):
+            await waiting
     await until(lambda: far_nc.is_connected)
     await check_that_it_reads(far_nc)
+
+
+async def test_closed_meanwhile(far_nc: Client, proxy: FaultProxy) -> None:
+    proxy.stall()
+    waiting = asyncio.ensure_future(Link(far_nc).barrier(10_000))
+    await until(lambda: far_nc._pongs)
+    await far_nc.close()
+    async with asyncio.timeout(120):
+        with pytest.raises(TransportError, match="is closed"):
+            await waiting
 
 
 async def test_a_barrier_ends_while_another_task_publishes_without_pause(server: NatsServer) -> None:
