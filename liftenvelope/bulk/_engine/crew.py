@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from liftenvelope._deadlines import Deadline
 from liftenvelope.errors import InternalError, LiftEnvelopeError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ __all__ = ["Crew", "Outlet", "Piece", "Stopped"]
 _DEPTH: Final = 2
 #: Seconds between two checks for a stop while a thread waits for room in the queue.
 _LOOK: Final = 0.5
-#: Seconds to wait for a stopped thread to end.
+#: Seconds to wait for the stopped threads to end.
 _JOIN: Final = 10.0
 
 
@@ -154,10 +155,11 @@ class Crew:
                 return
             self._ended = True
         self._make_room()
+        deadline = Deadline(_JOIN)
         for thread in self._threads:
             # A finalizer can call this from any thread, including one of these.
             if thread is not threading.current_thread():
-                thread.join(_JOIN)
+                thread.join(deadline.left)
         self._on_end()
 
     def _make_room(self) -> None:

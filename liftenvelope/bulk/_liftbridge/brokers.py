@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
 import time
@@ -65,6 +66,16 @@ class Brokers:
         # Metadata by stream, and when it came.
         self._kept: dict[str, tuple[Metadata, float]] = {}
         self._lock = threading.RLock()
+        self._check: Callable[[], None] = lambda: None
+
+    def checked(self, check: Callable[[], None]) -> Brokers:
+        """Return the same brokers, over the same connections, whose calls first call a function.
+
+        An error of the function ends the call, after the wait for the calls of other threads.
+        """
+        found = copy.copy(self)
+        found._check = check
+        return found
 
     def close(self) -> None:
         """Close every connection."""
@@ -136,6 +147,7 @@ class Brokers:
         self, method: str, request: bytes, find: Callable[[int], str], attempt: int, timeout: float
     ) -> bytes:
         with self._lock:
+            self._check()
             address = find(attempt)
             try:
                 return self._channel(address).unary(f"/proto.API/{method}", request, timeout=timeout)
@@ -155,7 +167,7 @@ class Brokers:
     def metadata(self, stream: str, deadline: Deadline | None = None) -> Metadata:
         """Fetch the metadata of a stream from one broker."""
         found = self._decoded(self._ask_metadata(stream, deadline))
-        self._named = list(found.addresses)
+        self._named[:] = found.addresses
         self._kept[stream] = found, time.monotonic()
         return found
 
@@ -326,6 +338,7 @@ class Brokers:
         """
         address = self.leader(request.stream, request.partition, self._access.timeout, refresh=reconnect)
         with self._lock:
+            self._check()
             if reconnect and address in self._channels:
                 self._channels.pop(address).close()
             channel = self._channel(address)

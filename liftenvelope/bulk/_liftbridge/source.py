@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -150,7 +151,9 @@ class LiftbridgeSource:
 
     def read(self, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
         """Read a range into an outlet. Blocks, so each range runs in a thread of its own."""
-        _LiftbridgeRead(self, span, plan, outlet).run()
+        source = copy.copy(self)
+        source.brokers = self.brokers.checked(outlet.check)  # a stalled server delays the end by one call
+        _LiftbridgeRead(source, span, plan, outlet).run()
 
 
 class _LiftbridgeRead(RangeRead):

@@ -35,7 +35,7 @@ from liftenvelope.errors import (
     TransportError,
     UsageError,
 )
-from liftenvelope.rpc.blocking import ResponseStream
+from liftenvelope.rpc.blocking import BlockingChannel, ResponseStream
 from liftenvelope.rpc.status import RpcError, StatusCode
 from liftenvelope.testing import (
     FaultProxy,
@@ -275,6 +275,40 @@ def test_stream_made_anew_after_a_read_was_planned_is_refused_before_its_first_r
     monkeypatch.setattr(LiftbridgeSource, "read", late)
     with pytest.raises(OffsetOutOfRangeError, match="made anew while it was read, before offset 0"):
         bulk.read(address, name).read_all()
+
+
+def test_dropped_reader_asks_a_stalled_server_nothing_more(
+    client: BlockingClient, address: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each thread waited for the requests of the others, one after the other."""
+    client.create_stream(name, name, partitions=4)
+    asking, asked, threads = threading.Semaphore(0), list[bool](), BulkThreads()
+    call, unary, was_dropped = Brokers._call, BlockingChannel.unary, threading.Event()
+
+    def note_call(*args: Any, **options: Any) -> bytes:
+        asking.release()
+        return call(*args, **options)
+
+    def note_unary(*args: Any, **options: Any) -> bytes:
+        asked.append(was_dropped.is_set())
+        return unary(*args, **options)
+
+    with FaultProxy(address) as proxy:
+        access = Access(address_map={address: str(proxy.address)})
+        reader = bulk.tail(str(proxy.address), name, start="earliest", batch_seconds=0.01, access=access)
+        for partition in range(4):  # all threads have subscribed before the server stalls
+            client.publish(name, b"", partition=partition)
+            reader.read_next_batch()
+        proxy.stall()
+        monkeypatch.setattr(Brokers, "_call", note_call)
+        monkeypatch.setattr(BlockingChannel, "unary", note_unary)
+        for _ in range(4):
+            assert asking.acquire(timeout=60)
+        was_dropped.set()
+        del reader
+        threads.wait_until_gone()
+    assert asked
+    assert not any(asked)
 
 
 def test_a_compacted_stream(client: BlockingClient, address: str, name: str) -> None:
