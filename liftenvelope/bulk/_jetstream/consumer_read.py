@@ -194,8 +194,11 @@ class ConsumerRead(RangeRead):
         Args:
             left: Number of messages that match from the next offset on.
         """
-        stop = self._stream_end if self._span.stop < 0 else self._span.stop
-        self._skips.begin(left - self._count_from(stop), stop, self._end_at)
+        source, stop = self._source, self._stream_end if self._span.stop < 0 else self._span.stop
+        matching = left - (self._count_from(stop) if stop < self._stream_end else 0)
+        if source.extent(0).end != self._stream_end:  # messages came between the counts
+            matching, _ = source.count_between(pending, self._next, stop, source.filters)
+        self._skips.begin(matching, stop, self._end_at)
 
     def _count_from(self, offset: int) -> int:
         return self._source.probe(pending, start_at(offset), self._source.filters)
@@ -481,9 +484,7 @@ class ConsumerRead(RangeRead):
         if suspect is None or not skips.is_due(self._flushed):
             return None
         if (between := skips.to_count()) is not None:
-            # Later messages first: a message that is stored in between must not look lost.
-            later = self._count_from(between[1])
-            left = self._count_from(between[0]) - later
+            _, left = self._source.count_between(pending, *between, self._source.filters)
         if skips.is_complete(left) or not skips.has_lost(self._source.oldest_at()[0]):
             return None
         skips.write_off()

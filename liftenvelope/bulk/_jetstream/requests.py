@@ -49,6 +49,8 @@ _SECOND: Final = 1_000_000_000
 #: Longest wait in seconds, on closing, for a consumer being created, and for the server to take all that was
 #: sent.
 _CLOSING: Final = 1.0
+#: Attempts to count a range while messages come.
+_COUNTS: Final = 20
 #: Seconds without a pull after which the server deletes a consumer.
 _INACTIVE: Final = 300
 
@@ -352,6 +354,34 @@ class JetStreamRequests:
 
         request = consumer_request(self.stream, start, filters, inactive=5)
         return on_leader(self.stream, lambda: self.ask(server_of, f"STREAM.INFO.{self.stream}"), make)[0]
+
+    def count_between(
+        self, read: Callable[[dict[str, Any]], int], start: int, stop: int, filters: Sequence[str]
+    ) -> tuple[int, int]:
+        """Return the least and the most messages between two offsets; the same if the number is certain.
+
+        A server tells how many messages there are from an offset to the end. So those behind ``stop`` are
+        counted before and after all: messages that come in between make the difference.
+
+        Args:
+            read: Reads the number from a consumer's info.
+            start: First offset.
+            stop: Offset after the last one.
+            filters: Filters of the subjects to count; none for all.
+
+        Raises:
+            LiftEnvelopeError: As for :meth:`ask`.
+        """
+        least, most = 0, stop - start
+        behind = self.probe(read, start_at(stop), filters)
+        for _ in range(_COUNTS):
+            whole = self.probe(read, start_at(start), filters)
+            most = max(min(most, whole - behind), 0)
+            behind = self.probe(read, start_at(stop), filters)
+            least = min(max(least, whole - behind), most)  # the most is less if messages were removed
+            if least == most:
+                break
+        return least, most
 
     def config_and_extent(self) -> tuple[dict[str, Any], Extent]:
         """Return the config and the current extent of the stream.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["JetStreamSource"]
 
 _SECOND: Final = 1_000_000_000
-#: Attempts to count a range while messages come.
-_COUNTS: Final = 20
 
 
 class JetStreamSource(JetStreamRequests):
@@ -129,8 +127,7 @@ class JetStreamSource(JetStreamRequests):
         """Return the number of messages in a range whose subjects match; None if only a read can tell.
 
         That is so for direct reads, for more filters than one consumer should get, and if messages come too
-        fast. A server tells how many messages there are from an offset to the end. Those behind the range
-        are counted before and after: between these counts, the range has a number that both allow.
+        fast.
 
         Args:
             span: The range. Without a stop, it ends at the newest message.
@@ -142,16 +139,8 @@ class JetStreamSource(JetStreamRequests):
         read = partial(_pending_of, filters)
         if span.stop < 0:
             return self.probe(read, start_at(span.start), filters)
-        least, most = 0, span.stop - span.start
-        behind = self.probe(read, start_at(span.stop), filters)
-        for _ in range(_COUNTS):
-            whole = self.probe(read, start_at(span.start), filters)
-            most = min(most, whole - behind)
-            behind = self.probe(read, start_at(span.stop), filters)
-            least = max(least, whole - behind)
-            if least >= most:  # more than it, if messages of the range were removed meanwhile
-                return max(most, 0)
-        return None
+        least, most = self.count_between(read, span.start, span.stop, filters)
+        return most if least == most else None
 
     def read(self, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
         """Read a range into an outlet. Blocks, so each range runs in a thread of its own."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -229,6 +229,36 @@ def test_retention_of_a_matching_message_fails_a_filtered_read(server: NatsServe
         _purge_while_reading(server, "GONE", 500)
 
 
+@pytest.mark.parametrize("method", ["_count_matching", "_lost_of_backlog"])
+def test_messages_that_come_meanwhile_do_not_hide_that_retention_took_others(
+    server: NatsServer, method: str
+) -> None:
+    name = f"HIDDEN{method}"
+    make_stream(server.url, name)
+    publish(
+        server.url,
+        [(f"{name}.wanted" if at in (300, 900) else f"{name}.other", b"", None) for at in range(1_000)],
+    )
+    count, probe, left = getattr(ConsumerRead, method), JetStreamRequests.probe, itertools.count(3, -1)
+
+    def publish_after(source: JetStreamRequests, *args: Any) -> int:
+        found = probe(source, *args)
+        if next(left) > 0:
+            publish(server.url, [(f"{name}.wanted", b"", None)])
+        return found
+
+    def publish_while(read: ConsumerRead, *args: Any) -> Any:
+        publish(server.url, [(f"{name}.wanted", b"", None)])  # after the consumer was made
+        with patch.object(JetStreamRequests, "probe", publish_after):
+            return count(read, *args)
+
+    with (
+        patch.object(ConsumerRead, method, publish_while),
+        pytest.raises(RetentionError, match=rf"{name}\[0\]: message 0 is gone, the oldest is 500"),
+    ):
+        _purge_while_reading(server, name, 500, batch_rows=1)
+
+
 def test_retention_is_noticed_though_the_server_did_not_answer_at_first(server: NatsServer) -> None:
     make_stream(server.url, "MUTE")
     publish(
@@ -303,9 +333,7 @@ def test_retention_of_messages_on_their_way_is_no_loss_of_a_filtered_read(server
     assert purged
 
 
-def _purge_while_reading(
-    server: NatsServer, name: str, oldest: int, on_retention: Literal["raise", "skip"] = "raise"
-) -> list[int]:
+def _purge_while_reading(server: NatsServer, name: str, oldest: int, **options: Any) -> list[int]:
     """Read messages, some of which are purged after the consumer was made and before its first pull."""
     pull = ConsumerRead._pull
     purged = []
@@ -320,7 +348,7 @@ def _purge_while_reading(
         pull(read, link)
 
     with filtered_by("server"), patch.object(ConsumerRead, "_pull", purge_first):
-        reader = bulk.read(server.url, name, subjects=f"{name}.wanted", on_retention=on_retention)
+        reader = bulk.read(server.url, name, subjects=f"{name}.wanted", **options)
         return offsets(reader.read_all())
 
 
