@@ -656,7 +656,7 @@ cdef class NatsWalker:
         self.last = None
 
     def open_delivered(self, int64_t sid, type message_class not None, acks, bytes statuses not None):
-        """Take the messages of this subscription from now on, as objects of a class; leave statuses."""
+        """Take the messages of this subscription from now on, as objects of a class; statuses alone."""
         if not issubclass(message_class, Delivered):
             raise UsageTypeError(f"{message_class!r} is no subclass of Delivered")
         self.open(sid)
@@ -692,21 +692,22 @@ cdef class NatsWalker:
 
     def walk(self):
         """Take messages, then leave bytes, up to the next message to take or the end of the input."""
-        cdef list taken = []
+        cdef list runs = []
+        cdef _MessageRun run
         cdef Py_ssize_t at, left
         self.put_back()
         try:
-            self.fill(taken)
+            self.fill(runs)
             left = at = self.start
-            at = self.walk_from(taken, &left)
+            at = self.walk_from(runs, &left)
             rest = self.buffer[left:at]
             self.start = at
-            return [((<_Opened>one).sid, (<_Opened>one).size, (<_Opened>one).messages) for one in taken], rest
+            return [(run.opened.sid, run.size, run.messages) for run in runs], rest
         finally:
-            for one in taken:
-                (<_Opened>one).messages = None
+            for run in runs:
+                run.opened.run = None
 
-    cdef Py_ssize_t walk_from(self, list taken, Py_ssize_t* left) except -1:
+    cdef Py_ssize_t walk_from(self, list runs, Py_ssize_t* left) except -1:
         """Take messages, then skip what is left; return the end of the skipped bytes, and their start in `left`.
 
         Stops before a message to take that follows skipped bytes: the caller must see those bytes first. Stops also
@@ -737,8 +738,7 @@ cdef class NatsWalker:
                 self.keep_part(at, body, head.size)
                 left[0] = at = end
                 break
-            self.start_run(one, taken)
-            one.take(&head, p + body, None)
+            one.take(&head, p + body, None, runs)
             left[0] = at = body + <Py_ssize_t>head.size + CRLF
         return at
 
@@ -770,13 +770,6 @@ cdef class NatsWalker:
             self.last = one
         return one
 
-    cdef int start_run(self, _Opened one, list taken) except -1:
-        if one.messages is None:
-            one.messages = []
-            one.size = 0
-            taken.append(one)
-        return 0
-
     cdef Py_ssize_t passed(self, Py_ssize_t at) noexcept:
         """Return the end of the bytes to leave, starting at `at`."""
         cdef Py_ssize_t n = PyBytes_GET_SIZE(self.buffer) - at
@@ -807,7 +800,7 @@ cdef class NatsWalker:
             self.first_of_crlf = p[used - 1] if used else self.first_of_crlf
         return <Py_ssize_t>used
 
-    cdef int fill(self, list taken) except -1:
+    cdef int fill(self, list runs) except -1:
         """Continue the incomplete message, if there is one; take it if it is now complete."""
         cdef Head head
         cdef _Opened one
@@ -817,8 +810,7 @@ cdef class NatsWalker:
         if self.body_filled == PyBytes_GET_SIZE(self.body) + CRLF:
             parse_line(start_of(self.line), PyBytes_GET_SIZE(self.line) - CRLF, &head)
             one = self.lookup(head.sid)
-            self.start_run(one, taken)
-            one.take(&head, start_of(self.body), self.body)
+            one.take(&head, start_of(self.body), self.body, runs)
             self.line = self.body = None
         return 0
 

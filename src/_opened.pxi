@@ -1,8 +1,17 @@
 # Subscriptions whose messages are taken by NatsWalker: a part of _fastframes.pyx.
 
 @cython.final
+cdef class _MessageRun:
+    """Messages of one subscription in one walk: all up to the next status, or a status alone."""
+
+    cdef _Opened opened
+    cdef Py_ssize_t size       # total length of the payloads
+    cdef list messages
+
+
+@cython.final
 cdef class _Opened:
-    """Subscription whose messages are taken, and its messages of the current walk.
+    """Subscription whose messages are taken, and its run of messages in the current walk.
 
     `subject` and `subject_bytes` cache the last subject, because most messages of a subscription repeat it:
     comparing bytes is cheaper than decoding. Long subjects are not kept.
@@ -13,30 +22,42 @@ cdef class _Opened:
     cdef bint payloads
     cdef type message_class    # class of the messages; None for tuples
     cdef object acks
-    cdef bytes statuses        # subject prefix of statuses, which are left
-    cdef Py_ssize_t size       # total length of the payloads in this walk
-    cdef list messages         # messages of this walk; None before the first
+    cdef bytes statuses        # subject prefix of statuses
+    cdef _MessageRun run       # run that the next message continues; None if it begins one
     cdef str subject           # subject of the last message
     cdef bytes subject_bytes
 
-    cdef int take(self, const Head* head, const uint8_t* body, bytes whole) except -1:
+    cdef int take(self, const Head* head, const uint8_t* body, bytes whole, list runs) except -1:
+        """Add a message to the runs of this walk. See append() for `whole`."""
+        cdef bint alone = self.is_status(head)
+        if alone or self.run is None:
+            self.run = _MessageRun.__new__(_MessageRun)
+            self.run.opened, self.run.size, self.run.messages = self, 0, []
+            runs.append(self.run)
+        self.append(head, body, whole)
+        if alone:
+            self.run = None
+        return 0
+
+    cdef int append(self, const Head* head, const uint8_t* body, bytes whole) except -1:
         """Append a message. `whole` is its headers and payload if they are a bytes object already, else None."""
+        cdef list messages = self.run.messages
         cdef Py_ssize_t n = <Py_ssize_t>(head.size - head.header_size)
         cdef bytes payload = whole
         cdef bytes headers = None
         if whole is None or head.header_size:
             payload = PyBytes_FromStringAndSize(<const char*>body + head.header_size, n)
-        self.size += n
+        self.run.size += n
         if self.payloads:
-            self.messages.append(payload)
+            messages.append(payload)
             return 0
         if head.header_size:
             headers = PyBytes_FromStringAndSize(<const char*>body, <Py_ssize_t>head.header_size)
         if self.message_class is not None:
-            self.messages.append(self.deliver(head, headers, payload))
+            messages.append(self.deliver(head, headers, payload))
             return 0
         cdef bytes reply = PyBytes_FromStringAndSize(<const char*>head.reply.p, head.reply.n) if head.reply.n else b""
-        self.messages.append((self.subject_of(head.subject), reply, headers, payload))
+        messages.append((self.subject_of(head.subject), reply, headers, payload))
         return 0
 
     cdef Delivered deliver(self, const Head* head, bytes headers, bytes payload):
@@ -50,11 +71,13 @@ cdef class _Opened:
         return message
 
     cdef bint leaves(self, const Head* head) except -1:
-        """Return true if the message is left to nats-py: a status, or one with an invalid reply subject."""
-        if self.message_class is None:
+        """Return true if the message is left to nats-py, because its reply subject is invalid."""
+        return self.message_class is not None and head.reply.n > 0 and not is_text(head.reply)
+
+    cdef bint is_status(self, const Head* head) except -1:
+        """Return true for a status of the server, which has no reply subject."""
+        if self.message_class is None or head.reply.n > 0:
             return False
-        if head.reply.n:
-            return not is_text(head.reply)
         return begins(head.subject.p, head.subject.n, PyBytes_AS_STRING(self.statuses),
                       PyBytes_GET_SIZE(self.statuses))
 

@@ -14,6 +14,7 @@ byte for byte, to the client that owns the connection.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from liftenvelope._checks import as_bytes
@@ -44,11 +45,13 @@ class _Opening(NamedTuple):
     statuses: bytes = b""
 
     def leaves(self, head: _Head) -> bool:
-        """Return True if the message is left to nats-py: a status, or one with an invalid reply subject."""
-        if self.message_class is None:
+        """Return True if the message is left to nats-py, because its reply subject is invalid."""
+        return self.message_class is not None and not _is_text(head.reply)
+
+    def is_status(self, head: _Head) -> bool:
+        """Return True for a status of the server, which has no reply subject."""
+        if self.message_class is None or head.reply:
             return False
-        if head.reply:
-            return not _is_text(head.reply)
         return head.subject.encode().startswith(self.statuses)
 
     def message(self, head: _Head, headers: bytes | None, payload: bytes) -> Any:
@@ -61,6 +64,15 @@ class _Opening(NamedTuple):
         message._reply = head.reply
         message._size = len(head.subject.encode()) + len(head.reply) + head.size
         return message
+
+
+@dataclass
+class _MessageRun:
+    """Messages of one subscription in one walk: all up to the next status, or a status alone."""
+
+    sid: int
+    size: int = 0
+    messages: list[Any] = field(default_factory=list)
 
 
 class _Head(NamedTuple):
@@ -105,15 +117,16 @@ class NatsWalker:
         self._opened[sid] = _Opening(payloads)
 
     def open_delivered(self, sid: int, message_class: type[Delivered], acks: Any, statuses: bytes) -> None:
-        """Take the messages of this subscription from now on, as objects of a class; leave statuses.
+        """Take the messages of this subscription from now on, as objects of a class; statuses alone.
 
-        Messages whose reply subject is not UTF-8 are left as well.
+        Messages whose reply subject is not UTF-8 are left.
 
         Args:
             sid: Subscription id.
             message_class: A subclass of :class:`Delivered`. Its ``__init__`` may be bypassed.
             acks: Object that sends the acks of the messages.
-            statuses: Subject prefix of statuses. Messages with this prefix and without a reply are left.
+            statuses: Subject prefix of statuses. A message with this prefix and without a reply is returned
+                in a list of its own, in its place between the other messages.
         """
         if not issubclass(message_class, Delivered):
             raise UsageTypeError(f"{message_class!r} is no subclass of Delivered")
@@ -148,12 +161,14 @@ class NatsWalker:
         """Take messages, then leave bytes, up to the next message to take or the end of the input.
 
         Returns:
-            For each subscription with messages, ordered by the first message: its id, the total length of
-            the payloads, and the messages: payloads, objects, or tuples of subject, reply (``b""`` if none),
-            headers (None if none) and payload. Then the bytes left, which came after these messages. They end
-            behind the line of a message that nats-py would misread if it had the message with its line.
+            Runs of messages, ordered by their first message. A run has the id of a subscription, the total
+            length of the payloads, and the messages: payloads, objects, or tuples of subject, reply (``b""``
+            if none), headers (None if none) and payload. A subscription has one run, unless there are
+            statuses. Then the bytes left, which came after these messages. They end behind the line of a
+            message that nats-py would misread if it had the message with its line.
         """
-        taken: dict[int, tuple[int, list[Any]]] = {}
+        runs: list[_MessageRun] = []
+        open_runs: dict[int, _MessageRun] = {}
         start, at = 0, self._passed(0)
         while at < len(self._buffer):
             head, body = self._read_line(at)
@@ -170,11 +185,11 @@ class NatsWalker:
             elif start < at or head.size + _CRLF > len(self._buffer) - body:
                 break
             else:
-                self._take(taken, head, body)
+                self._take(runs, open_runs, head, body)
                 start = at = body + head.size + _CRLF
         left = bytes(self._buffer[start:at])
         del self._buffer[:at]
-        return [(sid, size, messages) for sid, (size, messages) in taken.items()], left
+        return [(run.sid, run.size, run.messages) for run in runs], left
 
     def _passed(self, at: int) -> int:
         """Return the end of the bytes to leave, starting at ``at``."""
@@ -197,13 +212,22 @@ class NatsWalker:
             self._pass_all, head = True, None
         return head, end + 1
 
-    def _take(self, taken: dict[int, tuple[int, list[Any]]], head: _Head, body: int) -> None:
+    def _take(
+        self, runs: list[_MessageRun], open_runs: dict[int, _MessageRun], head: _Head, body: int
+    ) -> None:
         begin = body + head.header_size
         payload = bytes(self._buffer[begin : body + head.size])
         headers = bytes(self._buffer[body:begin]) if head.header_size else None
-        size, messages = taken.setdefault(head.sid, (0, []))
-        messages.append(self._opened[head.sid].message(head, headers, payload))
-        taken[head.sid] = size + len(payload), messages
+        opening = self._opened[head.sid]
+        is_alone = opening.is_status(head)
+        run = None if is_alone else open_runs.get(head.sid)
+        if run is None:
+            run = open_runs[head.sid] = _MessageRun(head.sid)
+            runs.append(run)
+        run.messages.append(opening.message(head, headers, payload))
+        run.size += len(payload)
+        if is_alone:
+            del open_runs[head.sid]
 
 
 def _is_misread(head: _Head, first: bytes) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope.errors import TransportError
+from liftenvelope.nats.headers import headers_of
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.receiving import (
     Delivery,
@@ -93,7 +94,7 @@ class PullInbox:
                 sub = None
         self._subscription = sub or await self._link.subscribe(subject, self._hand_on)
         delivery = Delivery(self._message_class, self._acks, self._prefix.encode())
-        self._read = read_directly(self._nc, self._subscription, self._on_messages, delivery=delivery)
+        self._read = read_directly(self._nc, self._subscription, self._take_list, delivery=delivery)
 
     async def _hand_on(self, msg: Msg) -> None:
         self._take(msg)
@@ -101,15 +102,29 @@ class PullInbox:
     def _take(self, msg: Msg) -> None:
         """Handle a message or a status that nats-py has parsed."""
         subject, reply, data, headers = msg.subject, msg.reply, msg.data, msg.headers
-        if not reply and subject.startswith(self._prefix):
-            # Never a stored message, whatever its headers: those arrive with their stream's subject.
-            number = subject[len(self._prefix) :]
-            self._on_status(int(number) if number.isdecimal() else 0, headers or {})
+        if self._is_status(subject, reply):
+            self._tell(subject, headers or {})
             return
         message = self._message_class(subject, reply, data, headers, self._acks)
         if self.sized:
             message._size = size_of(msg)
         self._on_messages([message])
+
+    def _take_list(self, messages: list[Any]) -> None:
+        """Handle messages, or a single status, that the connection's parser has made."""
+        first = messages[0]
+        if self._is_status(first.subject, first.reply):
+            self._tell(first.subject, headers_of(first._headers or b""))
+        else:
+            self._on_messages(messages)
+
+    def _is_status(self, subject: str, reply: str) -> bool:
+        # Never a stored message, whatever its headers: those arrive with their stream's subject.
+        return not reply and subject.startswith(self._prefix)
+
+    def _tell(self, subject: str, headers: Mapping[str, str]) -> None:
+        number = subject[len(self._prefix) :]
+        self._on_status(int(number) if number.isdecimal() else 0, headers)
 
     @property
     def is_open(self) -> bool:

@@ -40,12 +40,12 @@ _MARK: Final = "_liftenvelope_direct"
 
 
 class Delivery(NamedTuple):
-    """Deliver a consumer's messages as objects; leave status messages to nats-py.
+    """Deliver a consumer's messages as objects. Each status comes in a list of its own.
 
     Attributes:
         message_class: Class of the messages, a subclass of ``Delivered``.
         acks: Sender of their acks.
-        statuses: Prefix of the subjects of statuses.
+        statuses: Prefix of the subjects of statuses, which have no reply subject.
     """
 
     message_class: type
@@ -150,8 +150,8 @@ def read_directly(
         subscription: Subscription without limits on pending messages or on the number of messages.
         handler: As for :func:`subscribe_direct`.
         payloads: As for :func:`subscribe_direct`.
-        delivery: Class and acks of the messages to create instead of tuples. nats-py then delivers the
-            statuses, in order between the messages.
+        delivery: Class and acks of the messages to create instead of tuples. Then each status is passed in a
+            list of its own, in order between the messages.
     """
     direct = DirectSubscription(nc, handler, payloads, delivery)
     direct.subscription = subscription

@@ -64,8 +64,9 @@ def walk_all(walker: Any, pieces: list[bytes]) -> tuple[list[tuple[Any, ...]], b
 
 @TWINS
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_messages_are_made_and_statuses_left(frames: ModuleType, size: int) -> None:
-    status = hmsg(SID, b"", b"NATS/1.0 408 Request Timeout\r\n\r\n").replace(b"a.b", PREFIX + b"7")
+def test_messages_and_statuses_are_made(frames: ModuleType, size: int) -> None:
+    block = b"NATS/1.0 408 Request Timeout\r\n\r\n"
+    status = hmsg(SID, b"", block).replace(b"a.b", PREFIX + b"7")
     forged = hmsg(SID, b"", b"NATS/1.0 409 Consumer Deleted\r\n\r\n", reply=ACK)
     stray = msg(SID, b"no reply and another subject")
     mine = [
@@ -78,14 +79,37 @@ def test_messages_are_made_and_statuses_left(frames: ModuleType, size: int) -> N
     data = b"".join(part for one in mine for part in (one, status))
     acks = object()
     taken, left = walk_all(walker_of(frames, acks), split(data, [size]))
-    reply = ACK.decode()
-    assert left == status * len(mine)
-    assert taken == [
+    reply, subject = ACK.decode(), (PREFIX + b"7").decode()
+    assert left == b""
+    assert taken[1::2] == [(subject, "", block, b"", len(subject) + len(block), acks)] * len(mine)
+    assert taken[::2] == [
         ("a.b", reply, None, b"one", 3 + len(ACK) + 3, acks),
         ("a.b", reply, HEADERS, b"two", 3 + len(ACK) + len(HEADERS) + 3, acks),
         ("a.b", reply, b"NATS/1.0 409 Consumer Deleted\r\n\r\n", b"", 3 + len(ACK) + 33, acks),
         ("a.b", "", None, b"no reply and another subject", 3 + 28, acks),
         ("\u00e4", "", None, b"", 2, acks),
+    ]
+
+
+@TWINS
+def test_a_status_is_alone_in_its_list_and_in_its_place(frames: ModuleType) -> None:
+    status = hmsg(SID, b"", b"NATS/1.0 408\r\n\r\n").replace(b"a.b", PREFIX + b"7")
+    one, two, three = (msg(SID, text, reply=ACK) for text in (b"1", b"2", b"3"))
+    walker = walker_of(frames)
+    walker.open(2, True)
+    walker.feed(one + two + status + status + three + msg(2, b"other") + one + status)
+    runs, left = walker.walk()
+    assert left == b""
+    assert [
+        (sid, size, [part if isinstance(part, bytes) else part.data for part in found])
+        for sid, size, found in runs
+    ] == [
+        (SID, 2, [b"1", b"2"]),
+        (SID, 0, [b""]),
+        (SID, 0, [b""]),
+        (SID, 2, [b"3", b"1"]),
+        (2, 5, [b"other"]),
+        (SID, 0, [b""]),
     ]
 
 
