@@ -59,3 +59,13 @@ cdef class Delivered:
         p = put(p, PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload))
         put(p, b"\r\n", 2)
         return frame
+
+
+cdef Py_ssize_t parts_of(PyObject* message, PyObject** data) noexcept:
+    """Return the size of a Delivered, and its payload in `data`, borrowed."""
+    data[0] = <PyObject*>(<Delivered>message).data
+    return (<Delivered>message)._size
+
+
+# parts_of() for _fasthandout, which does not see the fields: to read them as attributes takes 20 times as long.
+_PARTS = PyCapsule_New(<void*>parts_of, "liftenvelope.parts_of", NULL)

@@ -8,28 +8,53 @@ freed may run code of the user, which may call the buffer again.
 
 cimport cython
 from cpython.object cimport PyObject, PyTypeObject
+from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_SET_ITEM
+from posix.time cimport clock_gettime, timespec
 
 from _sending cimport PyIter_Send, set_send
 from _tuples cimport new_tuple
 
+import time
 from bisect import bisect_left
 from collections import deque
+from functools import partial
 
+from liftenvelope._native._fastframes import _PARTS, Delivered
 from liftenvelope.errors import UsageTypeError
 
 cdef extern from "Python.h":
     Py_ssize_t PY_SSIZE_T_MAX
+    bint PyObject_TypeCheck(object one, PyTypeObject* kind)
+
+ctypedef Py_ssize_t (*PartsOf)(PyObject* message, PyObject** data) noexcept
 
 cdef enum:
     KEPT = 256  # places of handed out messages to keep before they are deleted
     FIELDS = 6  # of a message
 
 
+cdef type DELIVERED = Delivered
+cdef PartsOf parts_of = <PartsOf>PyCapsule_GetPointer(_PARTS, "liftenvelope.parts_of")
+
+
+cdef inline object data_of(object one):
+    """Return the payload of a message that is no tuple."""
+    cdef PyObject* data
+    if PyObject_TypeCheck(one, <PyTypeObject*>DELIVERED):
+        parts_of(<PyObject*>one, &data)
+        return <object>data
+    return one.data
+
+
 cdef inline Py_ssize_t size_of(object one) except -1:
     """Return the size of a message in bytes."""
     cdef Py_ssize_t size = 0
+    cdef PyObject* data
+    if PyObject_TypeCheck(one, <PyTypeObject*>DELIVERED):
+        size = parts_of(<PyObject*>one, &data)
+        return size or len(<object>data)
     if isinstance(one, tuple):
         if len(<tuple>one) > 3:
             size = (<tuple>one)[3]
@@ -258,7 +283,7 @@ cdef class PartitionBuffer:
             put(message, 3, (<tuple>one)[1])
             put(message, 4, (<tuple>one)[2])
         else:
-            put(message, 3, one.data)
+            put(message, 3, data_of(one))
             put(message, 4, one)
         put(message, 5, self.generation)
         return message
@@ -299,7 +324,8 @@ cdef class HandOut:
     cdef object wait
     cdef list in_hand           # buffers with messages handed out last
     cdef PartitionBuffer one_in_hand    # another one of them, or None: after a single message it is the only one
-    cdef public object clock
+    cdef object read_clock
+    cdef int clock_id           # clock of clock_gettime() that `read_clock` reads; -1 if it reads something else
     cdef public double until
     cdef readonly object turns
 
@@ -310,6 +336,23 @@ cdef class HandOut:
         self.until = 0.0
         self.turns = deque()
         self.in_hand = []
+
+    @property
+    def clock(self):
+        return self.read_clock
+
+    @clock.setter
+    def clock(self, clock):
+        self.read_clock, self.clock_id = clock, -1
+        # Read with each message. A call of Python's function takes as long as all else that hands one out.
+        if type(clock) is partial and clock.func is time.clock_gettime and not clock.keywords:
+            [self.clock_id] = clock.args
+
+    cdef double now(self) except? -1.0:
+        cdef timespec moment
+        if self.clock_id < 0 or clock_gettime(self.clock_id, &moment) != 0:
+            return self.read_clock()
+        return <double>moment.tv_sec + 1e-9 * <double>moment.tv_nsec
 
     def add(self, PartitionBuffer buffer not None):
         """Give a buffer a turn, unless it has one."""
@@ -338,7 +381,7 @@ cdef class HandOut:
         generation = self.session.generation
         while self.turns:
             buffer = self.turns[0]
-            if buffer.generation == generation and buffer.gives():
+            if (buffer.generation is generation or buffer.generation == generation) and buffer.gives():
                 return buffer
             self.drop()
         return None
@@ -372,7 +415,7 @@ cdef class HandOut:
             begin = end = buffer.next
             while end < <Py_ssize_t>len(buffer.messages) and end - begin < limit:
                 one = buffer.messages[end]
-                size += len((<tuple>one)[1] if isinstance(one, tuple) else one.data)
+                size += len((<tuple>one)[1] if isinstance(one, tuple) else data_of(one))
                 if size > max_bytes and (found or end > begin):
                     break
                 end += 1
@@ -463,7 +506,7 @@ cdef class HandOut:
         return step
 
     cdef bint gives_at_once(self) except -1:
-        cdef double now = self.clock()
+        cdef double now = self.now()
         if now >= self.until or now >= <double>self.session.owned_until:
             return False
         self.settle_all()

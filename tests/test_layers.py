@@ -50,9 +50,9 @@ NATIVE: tuple[tuple[str, ...], ...] = (
     ("nats_walker",),
     ("payloads", "columns", "frames", "jet", "put", "direct", "handout"),
     ("env", "requests"),
-    ("_fastenv", "_fastframes", "_fastjet", "_fastput", "_fastdirect", "_fasthandout"),
+    ("_fastenv", "_fastframes", "_fastjet", "_fastput", "_fastdirect"),
     ("batch", "acks", "gate", "calls"),
-    ("_fastbatch", "_fastacks", "_fastgate", "bulk"),
+    ("_fastbatch", "_fastacks", "_fastgate", "_fasthandout", "bulk"),
     ("_fastbulk",),
     ("__init__",),
 )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
+import time
 import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftenvelope._native import _fasthandout
+from liftenvelope._native import _fastframes, _fasthandout
 from liftenvelope.errors import UsageTypeError
+from liftenvelope.group.clock import time_since_boot
 from tests.fuzz.targets.handout import TARGETS, Handed
 from tests.twin import readable
 from tests.twin.awaiting import check_default_is_for_the_end_and_not_for_a_wait, check_next_item_can_be_a_task
@@ -119,6 +123,32 @@ async def test_message_is_handed_out_at_once_only_while_all_allows_it(twin: Modu
         buffer.is_held = True
     assert await anext(member.hand) == "waited"
     assert buffer.waiting == 1
+
+
+@TWINS
+@pytest.mark.parametrize(
+    "clock", [time_since_boot, partial(time.clock_gettime, time.CLOCK_REALTIME), time.monotonic]
+)
+async def test_ownership_ends_by_the_clock_of_the_member(
+    twin: ModuleType, clock: Callable[[], float]
+) -> None:
+    member = Member(twin)
+    member.hand.clock, member.hand.until = clock, math.inf
+    assert member.hand.clock is clock
+    member.fill([0, 1, 2])
+    member.session.owned_until = clock() + 60
+    assert (await anext(member.hand)).offset == 0
+    member.session.owned_until = clock()
+    assert await anext(member.hand) == "waited"
+
+
+@TWINS
+async def test_error_of_the_clock_is_raised(twin: ModuleType) -> None:
+    member = Member(twin)
+    member.hand.clock = partial(time.clock_gettime, 10_000)
+    member.fill([0])
+    with pytest.raises(OSError, match="Invalid argument"):
+        await anext(member.hand)
 
 
 @TWINS
@@ -245,6 +275,23 @@ def test_size_is_that_of_the_messages_read_ahead(twin: ModuleType) -> None:
     buffer.extend([6], [(6, b"x", None)])
     buffer.seek(0)
     assert buffer.size == 0
+
+
+@TWINS
+@pytest.mark.parametrize("kind", [readable.frames.Delivered, _fastframes.Delivered])
+def test_message_of_a_consumer_counts_with_its_size(twin: ModuleType, kind: Any) -> None:
+    member = Member(twin)
+    buffer, hand = member.buffers[0], member.hand
+    messages = [kind("s", "", b"tea", None, None) for _ in range(3)]
+    messages[1]._size = 100
+    buffer.extend([0, 1, 2], messages)
+    hand.add(buffer)
+    assert buffer.size == 106
+    assert [offsets for _, offsets, _ in hand.peek(5, 6)] == [[0, 1]]
+    assert hand.take_one() == Handed("t", 0, 0, b"tea", messages[0], 1)
+    assert buffer.size == 103
+    hand.take_one()
+    assert buffer.size == 3
 
 
 @TWINS
