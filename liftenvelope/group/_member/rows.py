@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
+import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +48,13 @@ def rows_of(parts: Sequence[Part[Any]]) -> pa.RecordBatch:
     Raises:
         UsageError: The values are larger than a column can be, or a message does not come from a consumer.
     """
-    messages = [one for _, _, part in parts for one in part]
-    are_stored = set(map(type, messages)) == {JetStreamMessage}
+    messages = parts[0][2] if len(parts) == 1 else [one for _, _, part in parts for one in part]
+    # All messages of a partition come from one source, and have one class.
+    are_stored = all(type(part[0]) is JetStreamMessage for _, _, part in parts)
     columns = [
         _repeated([(buffer.key[0], len(offsets)) for buffer, offsets, _ in parts], pa.string()),
         _repeated([(buffer.key[1], len(offsets)) for buffer, offsets, _ in parts], pa.int32()),
-        pa.py_buffer(_joined([offsets for _, offsets, _ in parts])),
+        pa.py_buffer(b"".join(struct.pack(f"{len(offsets)}q", *offsets) for _, offsets, _ in parts)),
         *(_stored_columns(messages) if are_stored else _columns(messages)),
     ]
     arrays = [
@@ -61,14 +62,6 @@ def rows_of(parts: Sequence[Part[Any]]) -> pa.RecordBatch:
         for field, column in zip(SCHEMA, columns, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-
-
-def _joined(parts: list[list[int]]) -> array[int]:
-    """Return the numbers of lists as 64-bit numbers, in half the time of an iterator over them."""
-    numbers = array("q")
-    for part in parts:
-        numbers.fromlist(part)
-    return numbers
 
 
 def _filled(column: Any, kind: pa.DataType, n: int) -> pa.Array:
