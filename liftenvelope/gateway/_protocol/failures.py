@@ -19,6 +19,7 @@ from liftenvelope.errors import (
     UsageError,
     WrongLastSequenceError,
 )
+from liftenvelope.nats.reports import violation_in
 from liftenvelope.rpc.status import RpcError, StatusCode, cut_text
 
 if TYPE_CHECKING:
@@ -59,9 +60,14 @@ def has_no_room(error: BaseException) -> bool:
 
 
 def status_of(error: LiftEnvelopeError) -> RpcError:
-    """Return the gRPC status for an error; an RpcError is returned unchanged."""
+    """Return the gRPC status for an error; an RpcError is returned unchanged.
+
+    A request to JetStream without an answer, because NATS refuses it, is an error of the gateway.
+    """
     if isinstance(error, RpcError):
         return error
+    if isinstance(error, CallTimeoutError) and violation_in(str(error)):
+        return _refused(error)
     code, text = next((code, text) for kinds, code, text in _STATUSES if isinstance(error, kinds))
     return RpcError(code, text.format(error))
 
@@ -71,9 +77,11 @@ def status_of_call(error: LiftEnvelopeError) -> RpcError:
 
     If NATS refuses a write to a bucket of the gateway, the gateway lacks a permission, not the client.
     """
-    if isinstance(error, PermissionDeniedError):
-        return RpcError(StatusCode.INTERNAL, f"NATS refuses the gateway: {error}")
-    return status_of(error)
+    return _refused(error) if isinstance(error, PermissionDeniedError) else status_of(error)
+
+
+def _refused(error: LiftEnvelopeError) -> RpcError:
+    return RpcError(StatusCode.INTERNAL, f"NATS refuses the gateway: {error}")
 
 
 def refused_publish(

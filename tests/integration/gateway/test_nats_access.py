@@ -153,7 +153,9 @@ async def test_message_that_is_dropped_or_fails_to_be_processed_is_logged(
         assert "ZeroDivisionError" in caplog.text
 
 
-async def test_write_of_the_gateway_that_nats_refuses_is_an_error_of_the_gateway(name: str) -> None:
+async def test_write_or_request_of_the_gateway_that_nats_refuses_is_an_error_of_the_gateway(
+    name: str,
+) -> None:
     """The client lacks no permission."""
     users = "[{user: u, password: p, permissions: {publish: {deny: [none]}}}]"
     with run_nats_server(jetstream=True, config_text=f"authorization {{ users: {users} }}") as server:
@@ -168,12 +170,17 @@ async def test_write_of_the_gateway_that_nats_refuses_is_an_error_of_the_gateway
             requests: dict[str, Message] = {"CreateStream": create, "SetCursor": cursor}
             for method, request in requests.items():
                 await channel.unary(f"/proto.API/{method}", request.SerializeToString(), timeout=60)
-            reload_with(server, "none", '"$KV.lift_streams.>", "$KV.lift_cursors.>"')
+            denied = '"$KV.lift_streams.>", "$KV.lift_cursors.>", "$JS.API.STREAM.UPDATE.>"'
+            reload_with(server, "none", denied)
             await until(lambda: "Reloaded: authorization users" in server.log())
             create.name = create.subject = f"{name}.other"
             for method, request in requests.items():
                 with pytest.raises(RpcError, match=r"^INTERNAL: NATS refuses the gateway: .*\$KV\.lift_"):
                     await channel.unary(f"/proto.API/{method}", request.SerializeToString(), timeout=60)
+            readonly = api_pb2.SetStreamReadonlyRequest(name=name, readonly=True).SerializeToString()
+            update = r"^INTERNAL: NATS refuses the gateway: no answer on '\$JS\.API\.STREAM\.UPDATE\."
+            with pytest.raises(RpcError, match=update):
+                await channel.unary("/proto.API/SetStreamReadonly", readonly, timeout=60)
 
 
 async def test_message_above_the_account_limit_is_refused_at_once(name: str) -> None:
