@@ -206,7 +206,16 @@ class StreamService:
         await self._core.registry.create(record)
         partitions = await self._partitions_of(record)
         made = record.with_partitions(partitions).with_events(events)
-        return await self._core.registry.change(record.name, partial(_ready, made=made))
+        try:
+            return await self._core.registry.change(record.name, partial(_ready, made=made))
+        except RpcError as exc:
+            if exc.code not in (StatusCode.ABORTED, StatusCode.NOT_FOUND):
+                raise
+            # Partitions that were made after another gateway has removed the stream have no record.
+            await self.unfinished.remove_partitions(record)
+            if exc.code == StatusCode.NOT_FOUND:
+                raise _removed(record.name) from exc
+            raise
 
     async def adopted(self, record: StreamRecord) -> StreamRecord:
         """Return a record with the id that its JetStream stream has: a stream whose record was lost."""
@@ -387,9 +396,13 @@ def _deleting(
 
 def _ready(record: StreamRecord, *, made: StreamRecord) -> StreamRecord:
     if record.id != made.id or record.state is not StreamPhase.CREATING:
-        text = f"another gateway has removed stream {made.name!r} during its creation: retry"
-        raise RpcError(StatusCode.ABORTED, text)
+        raise _removed(made.name)
     return replace(made, state=StreamPhase.READY)
+
+
+def _removed(name: str) -> RpcError:
+    text = f"another gateway has removed stream {name!r} during its creation: retry"
+    return RpcError(StatusCode.ABORTED, text)
 
 
 def _same(record: StreamRecord, before: StreamRecord) -> StreamRecord:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope.errors import CallTimeoutError, LiftEnvelopeError, TransportError
@@ -74,6 +75,12 @@ class UnfinishedStreams:
             await self._core.activity.told(record.events)
         await self._core.registry.remove(record)
 
+    async def remove_partitions(self, record: StreamRecord) -> None:
+        """Remove the partitions that were made for a record, and none of a later stream of the same name."""
+        record = replace(record, state=StreamPhase.CREATING)
+        for number in range(len(record.partitions)):
+            await self._core.storage.delete(record, number)
+
     @asynccontextmanager
     async def lock_for(self, record: StreamRecord) -> AsyncIterator[None]:
         """Hold the locks for the creation of a stream, after the removal of one left under its name."""
@@ -129,7 +136,9 @@ class UnfinishedStreams:
         await self._until_executed(record)
         self._executed.discard(record.id)  # a removal sends more requests
         left = await self._core.registry.refresh(name)
-        if left is not None and left.id == record.id and left.state is not StreamPhase.READY:
+        if left is None or left.id != record.id:
+            await self.remove_partitions(record)  # another gateway has taken this one for dead
+        elif left.state is not StreamPhase.READY:
             await self.remove(left)
         self._unsettled.pop(name, None)
 

@@ -358,26 +358,30 @@ async def test_deletion_without_an_answer_is_finished(
         await client.create_stream(name, name)
 
 
-async def test_creation_that_was_taken_for_dead_leaves_the_stream_of_another_gateway(
-    nc: NatsClient, js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_made_anew", [False, True])
+async def test_creation_that_was_taken_for_dead_leaves_no_partitions_and_the_record_of_another_gateway(
+    nc: NatsClient, js: JetStream, name: str, is_made_anew: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Faked: a gateway stands still during a creation, while another one makes the stream anew."""
+    """Faked: a gateway stands still during a creation, while another one removes the stream."""
     create, bucket, key = Storage.create, Bucket(js, "lift_streams"), encode_name(name)
     other = StreamRecord(name=name, subject=f"{name}.other", id="other", maker="other")
 
     async def stand_still(storage: Storage, record: StreamRecord, partition: int) -> str | None:
-        if record.name == name:
-            await bucket.put(key, other.to_json())
+        if record.name == name and partition == 0:
+            await bucket.delete(key)
+            if is_made_anew:
+                await bucket.put(key, other.to_json())
         return await create(storage, record, partition)
 
     monkeypatch.setattr(Storage, "create", stand_still)
     async with Gateway(nc) as gateway:
+        request = api_pb2.CreateStreamRequest(name=name, subject=name, partitions=2)
         with pytest.raises(RpcError, match="another gateway has removed"):
-            await call(gateway, "CreateStream", api_pb2.CreateStreamRequest(name=name, subject=name))
-        await asyncio.sleep(2.5)  # longer than a removal would wait
+            await call(gateway, "CreateStream", request)
+        made = {partition_stream(name, number) for number in range(2)}
+        assert made.isdisjoint([one async for one in js.stream_names()])
         entry = await bucket.get(key)
-        assert entry.value == other.to_json()
-        await js.stream(partition_stream(name, 0))
+        assert entry.value == (other.to_json() if is_made_anew else None)
 
 
 async def hold_back(js: JetStream, stream: str, limit: int) -> None:

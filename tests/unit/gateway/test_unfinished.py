@@ -109,3 +109,16 @@ async def test_stream_is_not_removed_under_the_lock_of_an_earlier_one_of_its_nam
         assert gateway.removed == []
     await until(lambda: gateway.removed == ["2"])
     gateway.streams.close()
+
+
+@pytest.mark.parametrize("is_made_anew", [False, True])
+async def test_partitions_are_removed_although_another_gateway_has_removed_the_record(
+    is_made_anew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unfinished, "OVERTAKEN", 0.0)
+    gateway = FakeGateway()
+    gateway.fail(creating("1"))
+    gateway.records = [creating("2")] if is_made_anew else []
+    await until(lambda: gateway.removed == ["1"])
+    assert [record.id for record in gateway.records] == ["2"] * is_made_anew
+    gateway.streams.close()
