@@ -184,8 +184,11 @@ class OrderedPlaces:
         return await self._api.request_as(StreamInfo.from_json, self._question, timeout=seconds)
 
     def forget(self, consumer: Consumer | None) -> None:
-        """Delete a consumer now, ahead of its inactivity threshold; do not wait for the answer."""
-        if consumer is not None and self._nc.is_connected:
+        """Delete a consumer ahead of its inactivity threshold; do not wait for the answer.
+
+        While the connection is down, nats-py keeps the request and sends it on the next connection.
+        """
+        if consumer is not None and not self._nc.is_closed:
             self._removal = in_background(self._remove(consumer.name))
 
     async def forgotten(self) -> None:

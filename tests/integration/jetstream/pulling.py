@@ -51,6 +51,11 @@ class Bench:
         await self.nc.request(f"{self.name}.{subject}", payloads[-1], timeout=20, headers=headers)
 
 
+async def consumers_of(bench: Bench) -> list[str]:
+    names = (await bench.api.request(f"CONSUMER.NAMES.{bench.name}"))["consumers"]
+    return list(names or [])
+
+
 def numbered(count: int, start: int = 0) -> list[bytes]:
     return [b"%d" % number for number in range(start, start + count)]
 

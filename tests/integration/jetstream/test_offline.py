@@ -13,6 +13,7 @@ from nats.aio.client import Client
 from liftenvelope.errors import CallTimeoutError, TransportError
 from liftenvelope.jetstream import JetStream, watch
 from liftenvelope.jetstream._consumer import Consumer
+from liftenvelope.jetstream._ordered.consumer import OrderedConsumer
 from liftenvelope.jetstream._pulling import fetching as fetching_module
 from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.message import Message
@@ -21,7 +22,7 @@ from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.conftest import connect, until
 
 from . import pulling
-from .pulling import Bench, numbered, until_no_pulls, until_pulled
+from .pulling import Bench, consumers_of, numbered, until_no_pulls, until_pulled
 
 
 class Far:
@@ -343,3 +344,25 @@ class TestRequests:
         assert got == list(range(1, len(got) + 1))
         assert len(got) < 20
         await bench.delete()
+
+
+@pytest.mark.parametrize("how", ["messages", "fetch"])
+async def test_ordered_reading_that_ends_while_offline_leaves_no_consumer(
+    bench: Bench, far: Far, how: str
+) -> None:
+    await bench.publish(numbered(1))
+    consumer = OrderedConsumer(far.bench.api, far.bench.name)
+    if how == "messages":
+        async with consumer.messages() as messages:
+            await messages.next(timeout=20)
+            await far.go_offline()
+    else:
+        await consumer.next(timeout=20)
+        await far.go_offline()
+        with pytest.raises(TransportError):
+            await consumer.next(timeout=0.1)
+    assert await consumers_of(bench)
+    await far.go_online()
+    async with asyncio.timeout(60):
+        while await consumers_of(bench):
+            await asyncio.sleep(0.01)

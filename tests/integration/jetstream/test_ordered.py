@@ -32,12 +32,7 @@ from liftenvelope.jetstream.message import Message, Recorder
 from liftenvelope.testing import NatsServer, run_nats_server
 from tests.integration.conftest import connect, freeze, until
 
-from .pulling import Bench, numbered, read_all
-
-
-async def consumers_of(bench: Bench) -> list[str]:
-    names = (await bench.api.request(f"CONSUMER.NAMES.{bench.name}"))["consumers"]
-    return list(names or [])
+from .pulling import Bench, consumers_of, numbered, read_all
 
 
 class TestOrdered:
