@@ -33,6 +33,11 @@ _SHORTEST_TTL: Final = 1
 #: Largest sequence: servers have unsigned 64-bit numbers.
 _MAX_SEQUENCE: Final = 2**64 - 1
 _NEVER: Final = "never"
+_EMPTY: Final = (
+    "the server sent an empty ack, as for a message of an atomic batch (Nats-Batch-Id) before its last one, "
+    "which is stored with the batch or not at all. Send such messages by nats-py's publish(), and only the "
+    "last one, with Nats-Batch-Commit, by publish() of JetStream, which returns the ack of the batch"
+)
 
 
 class PublishOptions(TypedDict, total=False):
@@ -97,6 +102,8 @@ def read_ack(data: bytes, limit: int = 2**64) -> PubAck | JetStreamError:
         >>> read_ack(b'{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 2"}}')
         WrongLastSequenceError(400, 'wrong last sequence: 2', 10071)
     """
+    if not data:
+        return JetStreamError(500, _EMPTY)
     try:
         answer = json.loads(data)
         if error := answer.get("error"):

@@ -253,6 +253,22 @@ class TestOne:
         with pytest.raises(MessageTtlError):
             await js.publish(name, headers={"Nats-TTL": "soon"})
 
+    async def test_atomic_batch_is_acked_as_a_whole_by_its_last_message(
+        self, js: JetStream, js_nc: Client, name: str
+    ) -> None:
+        stream = await js.create_stream(StreamConfig(name=name, allow_atomic=True))
+        places = [{"Nats-Batch-Id": "b", "Nats-Batch-Sequence": str(place)} for place in (1, 2, 3)]
+        await js_nc.publish(name, b"1", headers=places[0])
+        with pytest.raises(JetStreamError, match="an empty ack, as for a message of an atomic batch"):
+            await js.publish(name, b"2", headers=places[1])
+        assert (await stream.info()).state.messages == 0
+        ack = await js.publish(name, b"3", headers={**places[2], "Nats-Batch-Commit": "1"})
+        assert ack == PubAck(name, 3, batch_id="b", batch_size=3)
+        assert [(await stream.get_message(number)).data for number in (1, 2, 3)] == [b"1", b"2", b"3"]
+        with pytest.raises(JetStreamError, match="incomplete"):
+            await js.publish(name, b"3", headers={**places[2], "Nats-Batch-Commit": "1"})
+        await js.delete_stream(name)
+
     async def test_refusals_of_the_stream(self, js: JetStream, name: str) -> None:
         config = StreamConfig(name=name, max_msgs=1, max_msg_size=100, discard=DiscardPolicy.NEW)
         stream = await js.create_stream(config)
@@ -426,7 +442,7 @@ class TestOne:
             await msg.respond(answer)  # type: ignore[attr-defined]
 
         await js_nc.subscribe(name, cb=reply)
-        with pytest.raises(JetStreamError, match="invalid ack"):
+        with pytest.raises(JetStreamError, match="an invalid ack" if answer else "an empty ack"):
             await js.publish(name)
 
     @pytest.mark.parametrize(
