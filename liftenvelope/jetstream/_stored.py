@@ -64,7 +64,8 @@ class StoredMessage:
             accelerated connection, or a read that is not direct, keeps all values.
         time: Time when the message was stored, in UTC, to the microsecond.
         timestamp_ns: The same time, in nanoseconds since 1970.
-        pending: In a batch: number of further matches, in this batch or after it. None otherwise.
+        pending: In a batch: number of further matches, in this batch or after it. None otherwise. For
+            ``get_messages``, nats-server 2.11 counts the message itself as well.
     """
 
     stream: str
