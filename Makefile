@@ -37,8 +37,9 @@ OF_BEHAVIOUR := tests/unit tests/twin $(NO_SOURCES)
 OF_COMPILED := tests/unit $(addprefix --ignore=tests/unit/,archive cli logs monitor project testing)
 # Those that use what the package depends on.
 OF_DEPENDENCIES := $(filter-out tests/unit/native/ tests/unit/project/ tests/unit/data/ tests/unit/logs/,$(wildcard tests/unit/*/)) tests/unit/test_arrow.py tests/unit/test_pb.py
-# Parts of make test that run beside each other: alone, the last two left two thirds of two processors idle.
-BESIDE := without-servers conformance benchmarks-once
+# Parts of make test. The first one mostly waits, and the others run beside it, one after another. The last one also has work
+# for all processors when the first one has ended.
+BESIDE := with-servers conformance benchmarks-once without-servers
 # Campaigns on servers, of which a slice runs in CI.
 SLICES := tests/faults tests/hostile
 # The types of the code in the documentation.
@@ -72,7 +73,7 @@ SOME_OF_SPARK := $(addprefix tests/spark/test_,$(addsuffix .py,functions session
 BROKER ?= gateway
 
 .PHONY: test-uvloop dist dist-interpreters test-dist test-dist-all test-dist-some packaging api-check
-.PHONY: help setup environments docs notebooks versions servers demo test compiled-tests without-servers conformance benchmarks-once interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark documenting test-browser chromium check lint types unit pure strict bench bench-spark fuzz slices soak clean
+.PHONY: help setup environments docs notebooks versions servers demo test compiled-tests with-servers without-servers conformance benchmarks-once interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark documenting test-browser chromium check lint types unit pure strict bench bench-spark fuzz slices soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -110,6 +111,8 @@ demo: $(if $(filter liftbridge,$(BROKER)),servers,setup)  ## the main job: publi
 
 test: servers compiled-tests  ## the tests, on real servers; PYTHON=python3.13 for that version, in .venv-3.13
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target VENV=$(VENV) $(BESIDE)
+
+with-servers: setup
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(WITHOUT_SERVERS:%=--ignore=%) $(ELSEWHERE:%=--ignore=%)
 
 conformance: setup
@@ -123,8 +126,9 @@ compiled-tests: setup
 	@[ -d tests/unit/__pycache__ ] || { \
 	for some in 'tests/unit tests/twin' tests/integration; do $(RUN) -m pytest -q --collect-only $$some >/dev/null & done; wait; }
 
+# nice: most of them compute, and what they take of the processors makes tests on servers wait.
 without-servers: setup
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n $(COMPUTING) --hypothesis-profile=$(EXAMPLES) $(WITHOUT_SERVERS)
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 nice $(RUN) -m pytest -q -n $(COMPUTING) --hypothesis-profile=$(EXAMPLES) $(WITHOUT_SERVERS)
 
 # What interpreters and test-minimum-some run with, made one after another also if make -j runs other things beside it,
 # because each install writes into the checkout. After it both can run at once.
