@@ -101,7 +101,7 @@ class AckInbox:
         """Subscribe. Called by ``async with``.
 
         Raises:
-            TransportError: The connection is closed or draining.
+            TransportError: The connection is closed or draining, or is lost during the call.
             PermissionDeniedError: The user may not subscribe to the inbox, so no ack would ever arrive.
             UsageError: The inbox was started before.
         """

@@ -50,7 +50,7 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
     Args:
         nc: A connected nats-py client.
         subject: Subject that the stream records.
-        inbox: Inbox that receives the acks; None, the default, publishes without acks.
+        inbox: Inbox on the same connection that receives the acks; None, the default, publishes without acks.
         ack_policy: Time of the server's ack. Default LEADER; without an inbox there are no acks.
         partitions: Number of partitions of the stream. Partition 0 is ``subject``, partition ``i`` is
             ``subject.i``, as in the server. Default 1.
