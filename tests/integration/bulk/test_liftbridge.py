@@ -16,7 +16,7 @@ import pytest
 import liftenvelope
 from liftenvelope import bulk
 from liftenvelope.bulk import Access, Gap, RetentionError
-from liftenvelope.bulk._engine.crew import Outlet
+from liftenvelope.bulk._engine.crew import Crew, Outlet
 from liftenvelope.bulk._engine.plan import BatchPlan
 from liftenvelope.bulk._liftbridge import brokers
 from liftenvelope.bulk._liftbridge.brokers import Brokers
@@ -283,7 +283,8 @@ def test_dropped_reader_asks_a_stalled_server_nothing_more(
     """Each thread waited for the requests of the others, one after the other."""
     client.create_stream(name, name, partitions=4)
     asking, asked, threads = threading.Semaphore(0), list[bool](), BulkThreads()
-    call, unary, was_dropped = Brokers._call, BlockingChannel.unary, threading.Event()
+    call, unary, stop = Brokers._call, BlockingChannel.unary, Crew.stop
+    was_asked, was_dropped = threading.Event(), threading.Event()
 
     def note_call(*args: Any, **options: Any) -> bytes:
         asking.release()
@@ -291,8 +292,15 @@ def test_dropped_reader_asks_a_stalled_server_nothing_more(
 
     def note_unary(*args: Any, **options: Any) -> bytes:
         asked.append(was_dropped.is_set())
+        was_asked.set()
         return unary(*args, **options)
 
+    def note_stop(crew: Crew) -> None:
+        crew._stopping.set()
+        was_dropped.set()
+        stop(crew)
+
+    monkeypatch.setattr(Crew, "stop", note_stop)
     with FaultProxy(address) as proxy:
         access = Access(address_map={address: str(proxy.address)})
         reader = bulk.tail(str(proxy.address), name, start="earliest", batch_seconds=0.01, access=access)
@@ -304,10 +312,10 @@ def test_dropped_reader_asks_a_stalled_server_nothing_more(
         monkeypatch.setattr(BlockingChannel, "unary", note_unary)
         for _ in range(4):
             assert asking.acquire(timeout=60)
-        was_dropped.set()
+        assert was_asked.wait(60)  # and the others wait for the end of this request
         del reader
         threads.wait_until_gone()
-    assert asked
+    assert was_dropped.is_set()
     assert not any(asked)
 
 
