@@ -424,13 +424,17 @@ class Storage:
         """Return the source from which to copy a subject, beginning with its next message.
 
         Raises:
-            RpcError: FAILED_PRECONDITION: no single stream records the whole subject.
+            RpcError: FAILED_PRECONDITION: no single stream records the whole subject. UNAVAILABLE: none
+                records any of it now, because the one that did was removed or detached a moment ago.
         """
         (subject,) = config.subjects
         owners = [info async for info in self._js.streams(subject)]
         owners = [info for info in owners if info.config.name != config.name]
+        if not owners:
+            text = f"the stream that recorded {subject!r} is being changed: retry"
+            raise RpcError(StatusCode.UNAVAILABLE, text)
         if len(owners) != 1 or not any(covers(other, subject) for other in owners[0].config.subjects):
-            names = ", ".join(repr(info.config.name) for info in owners) or "another JetStream stream"
+            names = ", ".join(repr(info.config.name) for info in owners)
             raise RpcError(
                 StatusCode.FAILED_PRECONDITION,
                 f"the subject {subject!r} overlaps with those of {names}, none of which records all of it. "

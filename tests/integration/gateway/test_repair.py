@@ -21,7 +21,7 @@ from liftenvelope.gateway._partitions.storage import Storage
 from liftenvelope.gateway._protocol.names import encode_name, partition_stream
 from liftenvelope.gateway._streams import service as changing_streams
 from liftenvelope.gateway._streams.reserved import ACTIVITY
-from liftenvelope.jetstream import DiscardPolicy, JetStream, StreamConfig
+from liftenvelope.jetstream import DiscardPolicy, JetStream, StreamConfig, StreamSource
 from liftenvelope.jetstream.bucket import Bucket
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import RpcError
@@ -382,6 +382,25 @@ async def test_creation_that_was_taken_for_dead_leaves_no_partitions_and_the_rec
         assert made.isdisjoint([one async for one in js.stream_names()])
         entry = await bucket.get(key)
         assert entry.value == (other.to_json() if is_made_anew else None)
+
+
+async def test_stream_whose_subject_was_recorded_until_a_moment_ago_may_be_created_again(
+    nc: NatsClient, js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Storage._source
+
+    async def source_of_deleted(storage: Storage, config: StreamConfig) -> StreamSource:
+        if config.name == partition_stream(name, 0):
+            await js.delete_stream(f"{name}-other")
+        return await source(storage, config)
+
+    monkeypatch.setattr(Storage, "_source", source_of_deleted)
+    async with Gateway(nc) as gateway:
+        await js.create_stream(StreamConfig(name=f"{name}-other", subjects=(name,)))
+        request = api_pb2.CreateStreamRequest(name=name, subject=name)
+        with pytest.raises(RpcError, match=r"UNAVAILABLE: the stream that recorded .* is being changed"):
+            await call(gateway, "CreateStream", request)
+        await call(gateway, "CreateStream", request)
 
 
 async def hold_back(js: JetStream, stream: str, limit: int) -> None:
