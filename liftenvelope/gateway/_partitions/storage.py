@@ -283,16 +283,26 @@ class Storage:
             return None
         return (found.cached_info.config.metadata or {}).get(_STREAM_SETTING, "")
 
-    async def delete(self, record: StreamRecord, partition: int) -> None:
+    async def delete(self, record: StreamRecord, partition: int, has_lease: Callable[[], bool]) -> None:
         """Remove a partition and its messages, if it exists and is this record's.
 
         After a creation that failed because the name is taken, the JetStream stream of that name is somebody
         else's, or one whose record was lost.
+
+        Args:
+            record: Record of the stream.
+            partition: Number of the partition.
+            has_lease: Returns whether the lease of the gateway is valid.
         """
-        stream = record.stream_of(partition)
-        found = await self.id_of(stream)
-        if found is None or (found != record.id and (found or record.state is StreamPhase.CREATING)):
-            return
+        stream, had_lease = record.stream_of(partition), True
+        while had_lease:
+            had_lease = has_lease()
+            found = await self.id_of(stream)
+            if found is None or (found != record.id and (found or record.state is StreamPhase.CREATING)):
+                return
+            if has_lease():
+                break
+            # The gateway may have stood still, while another one removed the stream and made it anew.
         with suppress(StreamNotFoundError):
             await self._js.delete_stream(stream)
 

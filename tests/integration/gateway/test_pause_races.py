@@ -224,3 +224,41 @@ async def test_partition_whose_pause_ends_after_it_was_resumed_is_repaired(
 def is_paused(gateway: Gateway, name: str) -> bool:
     record = core_of(gateway).registry.known(name)
     return record is not None and record.partitions[0].paused
+
+
+async def test_gateway_that_stood_still_in_a_deletion_leaves_the_stream_that_was_made_anew(
+    gateways: list[Gateway], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faked: the time that it stands still."""
+    here, there = gateways
+    brokers, storage = core_of(here).brokers, core_of(here).storage
+    asked, go = asyncio.Event(), asyncio.Event()
+    id_of = storage.id_of
+
+    async def stand_still(stream: str) -> str | None:
+        found = await id_of(stream)
+        if not asked.is_set():
+            asked.set()
+            await go.wait()
+        return found
+
+    monkeypatch.setattr(storage, "id_of", stand_still)
+    assert await publish(here, name) == 0
+    deleting = asyncio.create_task(delete(here, name))
+    await asked.wait()
+    assert there._running is not None
+    alive = [core_of(there).options.id]
+    await there._running.leading._streams.unfinished.finish_work(alive, of_the_dead=True)
+    async with liftenvelope.connect([there.address]) as client:
+        await client.create_stream(name, name)
+    assert await publish(there, name) == 0
+    brokers._lease.end()
+    go.set()
+    await deleting
+    assert await publish(there, name) == 1
+
+
+async def delete(gateway: Gateway, name: str) -> None:
+    request = api_pb2.DeleteStreamRequest(name=name).SerializeToString()
+    async with await Channel.connect(gateway.address) as channel:
+        await channel.unary("/proto.API/DeleteStream", request, timeout=120)
