@@ -31,6 +31,14 @@ from liftenvelope.errors import TransportError, UsageError
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.fixture(autouse=True)
+def heeds_sigint() -> Iterator[None]:
+    """Have SIGINT raise KeyboardInterrupt, which a shell has its background jobs ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def portal() -> Iterator[Portal]:
     portal = Portal()
@@ -150,15 +158,6 @@ def ring(*_: object) -> None:
     raise AlarmError
 
 
-@pytest.fixture
-def heeds_sigint() -> Iterator[None]:
-    """Have SIGINT raise KeyboardInterrupt, which a shell has its background jobs ignore."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("heeds_sigint")
 class TestInterrupts:
     def test_keyboard_interrupt_cancels_and_waits(self, portal: Portal) -> None:
         for _ in range(20):
