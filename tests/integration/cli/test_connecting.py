@@ -236,7 +236,7 @@ def test_permission_that_is_missing_on_nats(within: Within) -> None:
         for words, said in (
             (("stream", "create", "x"), "permissions violation"),
             (("publish", "x", "y"), "does not let this user publish on 'x'"),
-            (("publish", "x", "y", "--envelope"), "permissions violation"),
+            (("publish", "x", "y", "--envelope"), "does not let this user publish on 'x'"),
         ):
             error = error_of(*words, "--url", url, "--timeout", "4")
             assert said in error.lower(), words
