@@ -294,15 +294,16 @@ class Storage:
             partition: Number of the partition.
             has_lease: Returns whether the lease of the gateway is valid.
         """
-        stream, had_lease = record.stream_of(partition), True
-        while had_lease:
+        stream = record.stream_of(partition)
+        while True:
             had_lease = has_lease()
             found = await self.id_of(stream)
             if found is None or (found != record.id and (found or record.state is StreamPhase.CREATING)):
                 return
-            if has_lease():
+            if has_lease() or not had_lease:
                 break
-            # The gateway may have stood still, while another one removed the stream and made it anew.
+            # It expired meanwhile: the gateway may have stood still, while another one removed the stream and
+            # made it anew.
         with suppress(StreamNotFoundError):
             await self._js.delete_stream(stream)
 
