@@ -183,8 +183,7 @@ class _ProgramClient(Client):
 
 def _abort(transport: asyncio.WriteTransport) -> None:
     """End a transport that is closing."""
-    # Python 3.11 raises that if the last bytes went out after close().
-    with suppress(AttributeError):
+    with suppress(AttributeError):  # of Python 3.11, if the last bytes went out after close()
         transport.abort()
 
 

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 import nats.errors
 from nats.aio.client import Client
-from nats.errors import SlowConsumerError
 
 from liftenvelope._checks import about
 from liftenvelope._logs.throttle import Throttle
@@ -141,7 +140,7 @@ class _FirstConnection:
         said = without_secrets(str(exc).removeprefix("nats: "))
         kind = next((kind for kind in _REFUSALS if kind in said.lower()), "")
         text, traceback = "NATS refuses the gateway: %s", None
-        if isinstance(exc, MalformedMessageError | SlowConsumerError):
+        if isinstance(exc, MalformedMessageError | nats.errors.SlowConsumerError):
             kind, text = type(exc).__name__, "lost a message from NATS: %s"
         elif not isinstance(exc, OSError | nats.errors.Error):
             kind, text, traceback = type(exc).__name__, "failed to process a message from NATS: %s", exc
