@@ -110,7 +110,7 @@ demo: $(if $(filter liftbridge,$(BROKER)),servers,setup)  ## the main job: publi
 	$(RUN) -m liftenvelope demo --broker $(BROKER)
 
 test: servers compiled-tests  ## the tests, on real servers; PYTHON=python3.13 for that version, in .venv-3.13
-	@echo 'A quarter of an hour on two processors; each of four parts shows what it printed when it has ended.'
+	@echo 'This takes a quarter of an hour on two processors. Each of its four parts prints when it has ended.'
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target VENV=$(VENV) $(BESIDE)
 
 with-servers: setup
