@@ -15,6 +15,7 @@ from liftenvelope.errors import UsageError
 from liftenvelope.nats import accelerate
 from liftenvelope.nats.receiving import parser_of, subscribe_direct
 from liftenvelope.testing import NatsServer
+from tests.handled import handled
 from tests.integration.conftest import connect
 from tests.unit.hostile_nats import INFO
 
@@ -123,7 +124,7 @@ async def test_headers_of_a_message_are_no_commands_of_the_server(nats_server: N
     nc = await connect(nats_server.url)
     accelerate(nc)
     read, victim = await nc.subscribe(name), await nc.subscribe(f"{name}.victim")
-    await nc.flush()
+    await handled(nc)
     forged = b"MSG %b.victim %d 6\r\nforged\r\n" % (name.encode(), victim._id)
     headers = b"0\r\n\r\n" + forged
     reader, writer = await asyncio.open_connection("127.0.0.1", nats_server.port)

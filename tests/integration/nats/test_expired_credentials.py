@@ -17,6 +17,7 @@ from liftenvelope.nats import AckInbox
 from liftenvelope.nats.closing import close_connection
 from liftenvelope.nats.program_client import new_client
 from liftenvelope.testing import run_nats_server
+from tests.handled import handled
 from tests.integration.conftest import connect, until
 from tests.integration.credentials_files import operator_of
 
@@ -45,7 +46,7 @@ async def test_errors_say_that_the_credentials_have_expired(tmp_path: Path) -> N
     with run_nats_server(config=config) as server:
         nc, other = [await connect(server.url, user_credentials=str(tmp_path / "user.creds")) for _ in "ab"]
         await other.subscribe("nobody.>", cb=no_answer)
-        await other.flush()
+        await handled(other)
         api = Api(nc, timeout=240, prefix="nobody")
         async with (
             asyncio.timeout(120),

@@ -15,9 +15,9 @@ from nats.aio.msg import Msg
 
 from liftenvelope.nats import accelerate
 from liftenvelope.nats.closing import close_connection
-from liftenvelope.nats.link import Link
 from liftenvelope.nats.program_client import new_client
 from liftenvelope.testing import FaultProxy, run_nats_server
+from tests.handled import handled
 from tests.integration.conftest import until
 
 GREETING = b'INFO {"max_payload":1048576}\r\n'
@@ -122,7 +122,7 @@ async def test_malformed_message_is_dropped_and_the_next_one_arrives(kind: str, 
             accelerate(nc)
         await nc.subscribe("request", cb=note)
         await nc.subscribe("any.*", cb=note)
-        await Link(nc).barrier(60.0)  # the PING of nats-py's flush may overtake subscriptions
+        await handled(nc)
         async with asyncio.timeout(240):
             parts = urlsplit(server.url)
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
