@@ -16,6 +16,7 @@ from liftenvelope.jetstream import JetStream
 from liftenvelope.nats import AckFuture, AckInbox, EnvelopePublisher, accelerate
 from liftenvelope.nats.closing import close_connection
 from liftenvelope.testing import LiftbridgeCluster, NatsServer, run_liftbridge, run_nats_server
+from tests.handled import handled
 from tests.integration.conftest import connect, reload_with
 
 DENIED = PermissionDeniedError
@@ -132,7 +133,7 @@ class SlowStream:
         self._nc = await connect(self._server.url, user="stream", password="x")
         self.nc = await connect(self._server.url, user="ann", password="x", error_cb=self.reports.put)
         await self._nc.subscribe(self._name, cb=self.taken.put)
-        await self._nc.flush()
+        await handled(self._nc)
 
     def revoke(self) -> None:
         reload_with(self._server, '"none"', f'"{self._name}"')
