@@ -57,20 +57,20 @@ def nats_group(members: int, topics: tuple[str, ...] = ("orders",)) -> NatsGroup
 
 def batch_summary(failures: int) -> BatchSummary:
     summary = BatchSummary(2 * failures)
-    summary.failures.update({number: AckTimeoutError(HOSTILE) for number in range(failures)})
+    summary.failures.update(dict.fromkeys(range(failures), AckTimeoutError(HOSTILE)))
     return summary
 
 
 def partitions(count: int) -> dict[int, PartitionInfo]:
-    return {number: PartitionInfo(number, HOSTILE, isr=(HOSTILE,) * 50) for number in range(count)}
+    return dict.fromkeys(range(count), PartitionInfo(0, HOSTILE, isr=(HOSTILE,) * 50))
 
 
 LARGE = [
-    PublishSummary(1, {number: AckTimeoutError(HOSTILE * 1000) for number in range(5000)}, {}),
+    PublishSummary(1, dict.fromkeys(range(5000), AckTimeoutError(HOSTILE * 1000)), {}),
     PublishSummary(9, {}, {number: (0, number) for number in range(5000)}),
     batch_summary(5000),
     bulk.Written(5000, 1, 0, dict.fromkeys(range(5000), (0, 1))),
-    bulk.Archived(tuple(Path(HOSTILE, str(number)) for number in range(5000)), 5000, 1),
+    bulk.Archived((Path(HOSTILE),) * 5000, 5000, 1),
     bulk.Restored(1, 2, 3, keeps_offsets=True),
     bulk.TableWritten(1, 2, {number: number for number in range(5000)}, 7),
     StreamInfo(HOSTILE, HOSTILE * 1000, partitions(5000)),
