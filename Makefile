@@ -53,6 +53,8 @@ WORKERS ?= 8
 COMPUTING ?= $(shell echo $$(( 2 * $(PROCESSORS) + 1 )))
 # Seed of the fuzzing slice: as with hypothesis, a gate tries the same inputs each time, and the soak tries new ones.
 SEED ?= 1
+# Inputs of the fuzzing slice for each target.
+INPUTS ?= 100000
 # Profile of hypothesis, of tests/conftest.py. Runs after the first, on other interpreters and the like, use "further".
 EXAMPLES ?= repeatable
 # Versions that the package claims to support.
@@ -253,7 +255,7 @@ bench-spark: servers  ## Spark's figures, into benchmarks/RESULTS-SPARK.md; with
 	$(RUN) -m benchmarks.spark
 
 fuzz: setup  ## the compiled code under sanitizers, 100,000 inputs per target, and tests of the campaign: five minutes
-	$(RUN) tests/fuzz/campaign.py --inputs 100000 --seed $(SEED)
+	$(RUN) tests/fuzz/campaign.py --inputs $(INPUTS) --seed $(SEED)
 	$(RUN) -m pytest -q -n 2 tests/fuzz
 
 slices: servers  ## a slice of the campaigns with faults and with hostile peers: two minutes
