@@ -316,11 +316,22 @@ cdef class PartitionBuffer:
         self.settled = None
 
 
+cdef class Ownership:
+    """Base of a member's session: the part that decides on each message."""
+
+    cdef public object generation
+    cdef public double owned_until
+
+    def __init__(self, generation=0, double owned_until=0.0):
+        self.generation = generation
+        self.owned_until = owned_until
+
+
 @cython.final
 cdef class HandOut:
     """Hands out the messages of partitions in turn; an asynchronous iterator over them."""
 
-    cdef object session
+    cdef Ownership session
     cdef object wait
     cdef list in_hand           # buffers with messages handed out last
     cdef PartitionBuffer one_in_hand    # another one of them, or None: after a single message it is the only one
@@ -329,7 +340,7 @@ cdef class HandOut:
     cdef public double until
     cdef readonly object turns
 
-    def __init__(self, session, clock, wait):
+    def __init__(self, Ownership session not None, clock, wait):
         self.session = session
         self.clock = clock
         self.wait = wait
@@ -507,7 +518,7 @@ cdef class HandOut:
 
     cdef bint gives_at_once(self) except -1:
         cdef double now = self.now()
-        if now >= self.until or now >= <double>self.session.owned_until:
+        if now >= self.until or now >= self.session.owned_until:
             return False
         self.settle_all()
         return self.first() is not None

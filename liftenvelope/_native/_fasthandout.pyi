@@ -1,12 +1,16 @@
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, Protocol, Self, TypeVar, final
+from typing import Any, Generic, Self, TypeVar, final
+
+from typing_extensions import disjoint_base
 
 _M = TypeVar("_M", bound=tuple[Any, ...])
 
-class _Ownership(Protocol):
+@disjoint_base
+class Ownership:
     generation: int
     owned_until: float
+    def __init__(self, generation: int = 0, owned_until: float = 0.0) -> None: ...
 
 @final
 class PartitionBuffer(Generic[_M]):
@@ -55,7 +59,7 @@ class HandOut(Generic[_M]):
     clock: Callable[[], float]
     until: float
     def __init__(
-        self, session: _Ownership, clock: Callable[[], float], wait: Callable[[], Coroutine[Any, Any, _M]]
+        self, session: Ownership, clock: Callable[[], float], wait: Callable[[], Coroutine[Any, Any, _M]]
     ) -> None: ...
     @property
     def turns(self) -> deque[PartitionBuffer[_M]]: ...

@@ -10,12 +10,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Final, Generic, Protocol, Self, TypeVar, final
+from typing import Any, Final, Generic, Self, TypeVar, final
 
 from liftenvelope._native.delivered import Step
 from liftenvelope.errors import UsageTypeError
 
-__all__ = ["HandOut", "PartitionBuffer"]
+__all__ = ["HandOut", "Ownership", "PartitionBuffer"]
 
 _M = TypeVar("_M", bound=tuple[Any, ...])
 
@@ -24,11 +24,17 @@ _KEPT: Final = 256
 _NO_LIMIT: Final = 2**63 - 1
 
 
-class _Ownership(Protocol):
-    """Membership of the consumer, as far as it decides on messages."""
+class Ownership:
+    """Base of a member's session: the part that decides on each message.
 
-    generation: int
-    owned_until: float
+    Attributes:
+        generation: Generation of the partitions that the member has; 0 (default) for none.
+        owned_until: Time until which they are certainly this member's. Default 0.0.
+    """
+
+    def __init__(self, generation: int = 0, owned_until: float = 0.0) -> None:
+        self.generation = generation
+        self.owned_until = owned_until
 
 
 @final
@@ -292,7 +298,7 @@ class HandOut(Generic[_M]):
     other cases it awaits ``wait()``. The checks and the taking are one step without an await.
 
     Args:
-        session: Membership with ``generation`` and ``owned_until``.
+        session: Session of the member.
         clock: Returns the time.
         wait: Returns the coroutine that waits for the next message.
 
@@ -306,7 +312,7 @@ class HandOut(Generic[_M]):
     __slots__ = ("_in_hand", "_session", "_wait", "clock", "turns", "until")
 
     def __init__(
-        self, session: _Ownership, clock: Callable[[], float], wait: Callable[[], Coroutine[Any, Any, _M]]
+        self, session: Ownership, clock: Callable[[], float], wait: Callable[[], Coroutine[Any, Any, _M]]
     ) -> None:
         self._session = session
         self._wait = wait

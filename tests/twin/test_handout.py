@@ -31,7 +31,7 @@ class Member:
     """A member of a group, with a clock that stands still."""
 
     def __init__(self, twin: ModuleType, partitions: int = 1, limit: int = 1000) -> None:
-        self.session = SimpleNamespace(generation=1, owned_until=10.0)
+        self.session = twin.Ownership(1, 10.0)
         self.now, self.waits, self.roomy = 1.0, 0, 0
         self.hand = twin.HandOut(self.session, lambda: self.now, self.wait)
         self.hand.until = 5.0
@@ -86,7 +86,7 @@ async def test_messages_that_are_there_need_no_wait(twin: ModuleType) -> None:
 
 @TWINS
 async def test_default_is_for_the_end_and_not_for_a_wait(twin: ModuleType) -> None:
-    session = SimpleNamespace(generation=1, owned_until=10.0)
+    session = twin.Ownership(1, 10.0)
     await check_default_is_for_the_end_and_not_for_a_wait(
         lambda wait: twin.HandOut(session, lambda: 1.0, wait)
     )

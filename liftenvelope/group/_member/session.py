@@ -28,6 +28,7 @@ from enum import Enum, auto
 from typing import Final
 
 from liftenvelope._backoff import Backoff
+from liftenvelope._native import handout
 
 __all__ = ["MemberRequest", "MemberSession", "RequestKind"]
 
@@ -62,7 +63,7 @@ class MemberRequest:
     wait: float = 0.0
 
 
-class MemberSession:
+class MemberSession(handout.Ownership):
     """Session of one consumer in one group. Send the request of :meth:`next`, and report its outcome.
 
     Args:
@@ -89,13 +90,12 @@ class MemberSession:
     """
 
     def __init__(self, phase: float = 1.0, vary: Callable[[], float] = lambda: 1.0) -> None:
+        super().__init__()
         self._phase = phase
         self._vary = vary
-        self.generation = 0
         self.session_timeout = 10.0
         self._state = _State.OUTSIDE
         self._next_at = 0.0
-        self.owned_until = 0.0
         self._backoff = Backoff(first=0.02, longest=0.5, jitter=0.0)
 
     @property

@@ -37,7 +37,7 @@ class Member:
     """A member with some partitions, whose clock stands still."""
 
     def __init__(self, twin: Any, options: bytes) -> None:
-        self.session = SimpleNamespace(generation=1, owned_until=10.0)
+        self.session = twin.Ownership(1, 10.0)
         self.roomy = 0
         self.hand = twin.HandOut(self.session, lambda: 1.0, self.wait)
         start = None if option(options, 0, 2) else 0
