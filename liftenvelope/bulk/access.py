@@ -16,7 +16,13 @@ from liftenvelope._secrets import without_secrets
 from liftenvelope.client.binding import options_of
 from liftenvelope.client.blocking import BlockingClient
 from liftenvelope.client.client import Client
-from liftenvelope.client.options import check_address_map, check_http2_sizes, check_server_names
+from liftenvelope.client.options import (
+    LARGEST_MESSAGE,
+    MAX_REQUEST,
+    check_address_map,
+    check_http2_sizes,
+    check_server_names,
+)
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream.api import api_prefix
 from liftenvelope.nats.logins import login_in
@@ -70,6 +76,9 @@ class Access:
         stall_timeout: Seconds without any data from a server after which its connection counts as lost.
         max_message_bytes: Longest message in bytes to accept from a server. Default 64 MiB, the longest
             message that NATS carries; at most 1 GiB.
+        max_request_bytes: Largest publish request in bytes to send to a Liftbridge server. A row that is
+            longer is refused with MessageTooLargeError. Default 4 MiB, which Liftbridge accepts; raise it for
+            gateways that accept more.
         max_brokers: Brokers to accept in one answer, and NATS servers to remember. Default 1,000.
         max_partitions: Partitions to accept in one answer, over all streams, and streams in a listing.
             Default 100,000.
@@ -102,6 +111,7 @@ class Access:
     reconnect_wait: float = 30.0
     stall_timeout: float = 10.0
     max_message_bytes: int = 64 * 1024 * 1024
+    max_request_bytes: int = MAX_REQUEST
     max_brokers: int = 1_000
     max_partitions: int = 100_000
     max_subjects: int = 100_000
@@ -116,6 +126,7 @@ class Access:
             as_seconds(name, getattr(self, name))
         as_seconds("reconnect_wait", self.reconnect_wait, zero=True)
         as_count("max_message_bytes", self.max_message_bytes, most=_MOST_MESSAGE)
+        as_count("max_request_bytes", self.max_request_bytes, most=LARGEST_MESSAGE)
         for name in ("max_brokers", "max_partitions", "max_subjects"):
             as_count(name, getattr(self, name))
         check_http2_sizes(self)
@@ -227,6 +238,7 @@ def _client_target(options: Options, access: Access | None) -> Target:
         timeout=options.timeout,
         reconnect_wait=options.resubscribe_wait,
         max_message_bytes=options.max_message_bytes,
+        max_request_bytes=options.max_request_bytes,
         max_brokers=options.max_brokers,
         max_partitions=options.max_partitions,
         max_header_bytes=options.max_header_bytes,

@@ -212,6 +212,7 @@ def open_client(target: Target) -> BlockingClient:
         address_map=access.address_map,
         tls_server_name=access.tls_server_name if target.secure else None,
         max_message_bytes=access.max_message_bytes,
+        max_request_bytes=access.max_request_bytes,
         max_header_bytes=access.max_header_bytes,
         max_brokers=access.max_brokers,
         max_partitions=access.max_partitions,

@@ -17,6 +17,7 @@ from liftenvelope.rpc.address import parse_address
 from liftenvelope.rpc.tls import check_server_name
 
 __all__ = [
+    "LARGEST_MESSAGE",
     "MAX_REQUEST",
     "BrokerSelection",
     "Options",
@@ -43,7 +44,7 @@ _COUNTS = (
 #: Largest flow-control window of HTTP/2 in bytes (RFC 9113, 6.9.1).
 _LARGEST_WINDOW = 2**31 - 1
 #: Largest message of gRPC in bytes.
-_LARGEST_MESSAGE = 2**32 - 1
+LARGEST_MESSAGE: Final = 2**32 - 1
 
 
 def check_http2_sizes(options: _HttpSizes) -> None:
@@ -167,7 +168,7 @@ class Options:
         for name in _COUNTS:
             as_count(name, getattr(self, name))
         for name in ("max_message_bytes", "max_request_bytes"):
-            as_count(name, getattr(self, name), most=_LARGEST_MESSAGE)
+            as_count(name, getattr(self, name), most=LARGEST_MESSAGE)
         if self.prefetch_messages is not None:
             as_count("prefetch_messages", self.prefetch_messages)
         check_http2_sizes(self)

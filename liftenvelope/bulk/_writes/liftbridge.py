@@ -228,7 +228,15 @@ class LiftbridgeWrite:
         # The dot separates the random part from the row number that follows.
         ident = f"{secrets.token_urlsafe(_IDENT)}."
         channel = self._brokers.new_channel(address)
-        return PublishLane(channel, self._stream, ident, self._window, self._partitions, self._ack_wait)
+        return PublishLane(
+            channel,
+            self._stream,
+            ident,
+            self._window,
+            self._partitions,
+            self._ack_wait,
+            self._access.max_request_bytes,
+        )
 
     def _retire(self, lane: PublishLane) -> None:
         """Add up the results of a call and close it. Its partitions get a new call when needed."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 from liftenvelope import _native
 from liftenvelope.bulk.errors import ServerProtocolError
 from liftenvelope.client.failures import publish_async_error
-from liftenvelope.client.options import MAX_REQUEST
 from liftenvelope.client.publish_codec import read_publish_responses
 from liftenvelope.client.retries import Fate, fate_of
 from liftenvelope.errors import (
@@ -53,6 +52,7 @@ class PublishLane:
         window: Maximum number of rows in flight.
         partitions: Number of partitions of the stream.
         ack_wait: Seconds without any ack after which outstanding acks count as lost.
+        max_request_bytes: Largest request to send. A row with a larger one is refused.
 
     Attributes:
         ident: Prefix of the correlation ids.
@@ -65,13 +65,21 @@ class PublishLane:
     """
 
     def __init__(
-        self, channel: BlockingChannel, stream: str, ident: str, window: int, partitions: int, ack_wait: float
+        self,
+        channel: BlockingChannel,
+        stream: str,
+        ident: str,
+        window: int,
+        partitions: int,
+        ack_wait: float,
+        max_request_bytes: int,
     ) -> None:
         self.ident = ident
         self._channel = channel
         self._stream = stream
         self._ack_wait = ack_wait
         self._window = window
+        self._longest = max_request_bytes
         self.acks = _native.bulk.PublishAcks(
             stream.encode(), ident.encode(), window, partitions, DEFAULT_MAX_MESSAGE, bytearray
         )
@@ -110,7 +118,7 @@ class PublishLane:
             if not self._wait_for_room(min(requests.length - at, max(1, self._window // 4))):
                 return at
             stop = min(at + self.acks.room, requests.length)
-            end, frames = requests.frames(at, stop, self.acks.next, _PIECE, MAX_REQUEST)
+            end, frames = requests.frames(at, stop, self.acks.next, _PIECE, self._longest)
             if end == at:
                 self._refuse_long(rows[at])
                 break
@@ -120,7 +128,10 @@ class PublishLane:
         return at
 
     def _refuse_long(self, row: int) -> None:
-        text = f"its request must be at most {MAX_REQUEST} bytes, the limit of a server"
+        text = (
+            f"its request must be at most {self._longest} bytes"
+            ": raise max_request_bytes of Access if the server accepts more"
+        )
         self.refusals.append((row, MessageTooLargeError(AckError.TOO_LARGE, text)))
 
     def settle(self) -> None:

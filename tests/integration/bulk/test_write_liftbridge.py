@@ -28,7 +28,7 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.partition import KeyPartitioner
-from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_gateway, run_liftbridge
+from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_gateway, run_liftbridge, run_nats_server
 from tests.integration.bulk_streams import BulkThreads, wait_for
 from tests.integration.stored import await_stream
 
@@ -221,6 +221,26 @@ class TestRefusals:
     def test_the_servers_own_streams(self, address: str) -> None:
         with pytest.raises(UsageError, match="__cursors"):
             bulk.write(address, "__cursors", table(1))
+
+
+def test_write_sends_rows_up_to_its_own_limit_and_that_of_a_gateway(name: str) -> None:
+    rows = pa.table({"value": [bytes(5_000_000), b"small"]})
+    config = {"limits": {"max_message_bytes": 6_000_000}}
+    with (
+        run_nats_server(jetstream=True, max_payload=8 << 20) as server,
+        run_gateway(nats_server=server, config=config) as cluster,
+    ):
+        [address] = cluster.addresses
+        create(address, name)
+        with pytest.raises(
+            WriteFailedError, match="at most 4194304 bytes: raise max_request_bytes"
+        ) as caught:
+            bulk.write(address, name, rows)
+        assert isinstance(caught.value.__cause__, MessageTooLargeError)
+        assert bulk.write(address, name, rows, access=Access(max_request_bytes=5_000_100)).acked == 2
+        with liftenvelope.connect_blocking(address, max_request_bytes=5_000_100) as client:
+            assert bulk.write(client, name, rows).acked == 2
+        assert [len(value) for value in values(address, name)] == [5_000_000, 5] * 2
 
 
 class TestFailureAfterRowsWereSent:

@@ -139,6 +139,7 @@ class TestTargets:
             ({"tls": 1}, "tls"),
             ({"domain": "a", "api_prefix": "b"}, "exclude each other"),
             ({"max_message_bytes": 0}, "max_message_bytes must be at least 1, got 0"),
+            ({"max_request_bytes": 2**32}, "max_request_bytes must be at most 4294967295, got 4294967296"),
             ({"inbox_prefix": ""}, "inbox_prefix must be a subject without wildcards, got ''"),
             ({"inbox_prefix": "_INBOX.*"}, "inbox_prefix must be a subject without wildcards"),
             ({"inbox_prefix": "_INBOX.a\r\nPUB b"}, "inbox_prefix must be a subject without wildcards"),
