@@ -273,6 +273,8 @@ cdef class _Rows:
         if self.has_timestamps:
             (<int64_t*>self.timestamps.p)[i] = row.timestamp
         if self.has_values:
+            if i == 0:
+                self.values.most += row.value.n  # the last row may be as long as the first
             done = self.values.add_bulk(i, row.value, False)
         if self.has_keys:
             done = done and self.keys.add(i, key, key.n == 0)

@@ -103,7 +103,7 @@ class PayloadPlan:
         """
         sample = None
         if self._kind.sample_rows:
-            sample = take_sample(source, spans, plan, self._kind.sample_rows)
+            sample = take_sample(source, spans, plan, self._kind)
             if is_tail and not len(sample):
                 raise UsageError("payload must have a schema: there is no message to infer it from")
         # From here on the schema is given: the sample is looked at once.
@@ -174,20 +174,36 @@ def plan_payload(
     return PayloadPlan(kind, chosen, letters, stream)
 
 
-def take_sample(source: RangedStream, spans: Sequence[Range], plan: BatchPlan, rows: int) -> pa.Array:
-    """Return the values of the first messages of the ranges, at most ``rows`` and some 64 MiB."""
+def take_sample(
+    source: RangedStream, spans: Sequence[Range], plan: BatchPlan, kind: PayloadFormat
+) -> pa.Array:
+    """Return the values of the first messages of the ranges: as many as the format samples, and some 64 MiB.
+
+    The first message of a range is enough if it carries rows and gives the columns. It is read alone, because
+    a sample of such messages may be as long as the range.
+    """
     only = replace(
         plan,
         columns=("value",),
         schema=make_schema(["value"], unsigned=source.unsigned),
-        batch_rows=rows,
+        batch_rows=kind.sample_rows,
         batch_seconds=None,
     )
-    jobs = [partial(source.read, span, only) for span in spans if span.start < span.stop]
+    filled = [span for span in spans if span.start < span.stop]
+    if kind.packed and filled and isinstance(kind, InferredFormat):
+        first = filled[0]
+        values = _first_values(source, [replace(first, stop=first.start + 1)], only)
+        if len(kind.fields(values)):
+            return values
+    return _first_values(source, filled, only)
+
+
+def _first_values(source: RangedStream, spans: Sequence[Range], plan: BatchPlan) -> pa.Array:
+    jobs = [partial(source.read, span, plan) for span in spans]
     found: list[pa.Array] = []
     for batch in Batches(Crew(jobs, 1, lambda: None), None, None, None):
         found.append(batch["value"])
-        if sum(map(len, found)) >= rows or sum(part.nbytes for part in found) >= _SAMPLE_BYTES:
+        if sum(map(len, found)) >= plan.batch_rows or sum(part.nbytes for part in found) >= _SAMPLE_BYTES:
             break
     values = pa.chunked_array(found, pa.binary()).combine_chunks()
-    return values.slice(0, rows)
+    return values.slice(0, plan.batch_rows)

@@ -88,11 +88,11 @@ def scan_payload(
             raise UsageError(f"on_bad must be 'fail' without payload=..., got {on_bad!r}")
         return None
     if kind.sample_rows:
-        kind = kind.extending(pa.schema([]), _sample(request, envelope, kind.sample_rows))
+        kind = kind.extending(pa.schema([]), _sample(request, envelope, kind))
     return ScanPayload(kind, on_bad, envelope, request)
 
 
-def _sample(request: ReadRequest, envelope: EnvelopeMode, rows: int) -> pa.Array:
+def _sample(request: ReadRequest, envelope: EnvelopeMode, kind: PayloadFormat) -> pa.Array:
     plan = make_plan(
         ["value"],
         envelope,
@@ -105,7 +105,7 @@ def _sample(request: ReadRequest, envelope: EnvelopeMode, rows: int) -> pa.Array
     with contextlib.closing(request.open()) as opened:
         spans = request.ranges(opened)
         opened.filter_by(request.subjects, whole=False)
-        found = take_sample(opened, spans, plan, rows)
+        found = take_sample(opened, spans, plan, kind)
     if not len(found):
         raise UsageError("payload must have a schema: there is no message to infer it from")
     return found

@@ -19,7 +19,7 @@ from liftenvelope import bulk
 from liftenvelope.errors import StreamNotFoundError, UsageError, UsageTypeError
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.payload import ArrowBatches, Avro, BadPayloadError, Json, Msgpack, PayloadFormat
-from liftenvelope.testing import LiftbridgeCluster, NatsServer
+from liftenvelope.testing import FaultProxy, LiftbridgeCluster, NatsServer
 from tests.integration.bulk_streams import BulkThreads, jetstream, make_stream, offsets
 
 ORDERS = pa.table(
@@ -421,6 +421,20 @@ class TestSchemaFromTheStream:
         found = bulk.read(url, stream, payload=Json(sample=3), start=3, on_bad="column", columns=["id"])
         assert found.schema.field("id").type == pa.float64()
         assert found.read_all()["id"].to_pylist() == [None, 1.0, 2.5, None]
+
+    def test_first_record_batch_gives_the_columns(self, url: str, stream: str) -> None:
+        write(url, stream, pa.table({"value": [b"oops"]}))
+        write(url, stream, ORDERS.slice(0, 5), payload="arrow")
+        found = bulk.read(url, stream, payload="arrow", columns=FIELDS, on_bad="column").read_all()
+        assert found.select(FIELDS).slice(1).equals(ORDERS.slice(0, 5))
+
+    def test_one_message_is_read_ahead_for_the_columns(self, url: str, stream: str) -> None:
+        rows = pa.table({"note": ["x" * 100_000] * 30})
+        write(url, stream, rows, payload="arrow", pack_rows=1)
+        with FaultProxy(url) as proxy:
+            found = bulk.read(f"nats://{proxy.address}", stream, payload="arrow").read_all()
+            assert found.select(["note"]).equals(rows)
+            assert 30 * 100_000 < proxy.bytes_to_client < 32 * 101_000
 
     def test_empty_stream_has_no_fields(self, url: str, stream: str) -> None:
         found = bulk.read(url, stream, payload="json").read_all()
