@@ -169,7 +169,7 @@ class ConsumerRead(RangeRead):
         def make() -> tuple[int, str]:
             self._drop_consumer(link)
             self._consumer, self._made_at = new_name(), time.monotonic()
-            return self._source.make_consumer(self._consumer, self._next, self._outlet)
+            return self._source.make_consumer(self._consumer, self._next)
 
         self._left, is_current = on_leader(
             self._source.stream, lambda: self._check_end(link), make, lambda left: bool(left and not is_tail)

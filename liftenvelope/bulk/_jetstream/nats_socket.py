@@ -66,6 +66,8 @@ class NatsSocket:
         address: Address of the server.
         target: Connection options.
         server_name: Name that its certificate must have; None for the host of the address.
+        check: Called at least every 0.5 s while the server's greeting is awaited; an error that it raises
+            ends the attempt.
 
     Attributes:
         address, server_name: As given.
@@ -85,7 +87,13 @@ class NatsSocket:
         ServerProtocolError: The server does not speak the NATS protocol.
     """
 
-    def __init__(self, address: Address, target: Target, server_name: str | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        target: Target,
+        server_name: str | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
         self.address = address
         self.server_name = server_name or address.host
         self._access: Access = target.access_to(address)
@@ -112,7 +120,7 @@ class NatsSocket:
         except OSError as exc:
             raise TransportError(f"can't connect to {address}: {exc}") from exc
         try:
-            self._greet(target, deadline)
+            self._greet(target, deadline, check)
         except BaseException:
             self.close()
             raise
@@ -127,20 +135,20 @@ class NatsSocket:
         """Addresses of the cluster that the server advertises, as ``host:port``."""
         return [str(url) for url in self.info.get("connect_urls") or ()]
 
-    def _greet(self, target: Target, deadline: float) -> None:
+    def _greet(self, target: Target, deadline: float, check: Callable[[], None] | None) -> None:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         first = self._access.tls_first
         if first:
             self._wrap(deadline)
         while not self._greeted:
-            self._next_other(deadline, "its greeting")
+            self._next_other(deadline, "its greeting", check)
         self.is_secure = first or target.secure or bool(self.info.get("tls_required"))
         if self.is_secure and not first:
             self._wrap(deadline)
         self.send(connect_line(self._access, self.info, tls=self.is_secure), deadline)
         while not self._pongs:
-            self._next_other(deadline, "an answer to CONNECT")
+            self._next_other(deadline, "an answer to CONNECT", check)
         self.send(b"SUB %b.* %d\r\n" % (self._inbox.encode(), _REQUESTS), deadline)
         largest = self._access.max_message_bytes * 4 // 3 + _ANSWER_FIELDS
         self._lines = _native.bulk.NatsRows((), 0, 1, 1, largest, bytearray)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+import copy
 import math
 import secrets
-import ssl
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from liftenvelope._checks import as_text
 from liftenvelope._deadlines import Deadline
-from liftenvelope.bulk._jetstream.nats_socket import NatsSocket
+from liftenvelope.bulk._engine.crew import Stopped
+from liftenvelope.bulk._jetstream.connector import Connector
 from liftenvelope.bulk._jetstream.stream_clock import StreamTimes
 from liftenvelope.bulk.ranges import Extent
 from liftenvelope.errors import (
@@ -27,10 +26,10 @@ from liftenvelope.errors import (
 from liftenvelope.jetstream.api import api_prefix, natural, parse_ns
 from liftenvelope.jetstream.lagging import LeaderSearch, server_of
 from liftenvelope.jetstream.names import check_stream_name
-from liftenvelope.rpc.address import Address, parse_address
 
 if TYPE_CHECKING:
     from liftenvelope.bulk._engine.crew import Outlet
+    from liftenvelope.bulk._jetstream.nats_socket import NatsSocket
     from liftenvelope.bulk.access import Target
 
 __all__ = [
@@ -162,84 +161,47 @@ class JetStreamRequests:
         self.filters: tuple[str, ...] = ()
         self.access = target.access
         self.prefix = api_prefix(target.access.domain, target.access.api_prefix)
-        # Servers that the cluster names are added to the logins.
-        self._logins = dict(target.logins)
-        self._target = replace(target, logins=self._logins)
-        self._addresses = list(target.addresses)
-        # By address that a server named: name in the certificate of that server.
-        self._names: dict[Address, str] = {}
-        self._turns = itertools.count()
-        self._control: NatsSocket | None = None
+        self._connector = Connector(target)
+        # Connection for API requests; none before the first request, and after a failure.
+        self._control: list[NatsSocket] = []
         self._lock = threading.Lock()
+        self._outlet: Outlet | None = None
+
+    def checked(self, outlet: Outlet) -> Self:
+        """Return the same stream, over the same connections, whose requests end once a reader is stopped.
+
+        Nothing is sent after that, but for deletions of consumers, and no answer is awaited, but for those
+        about consumers that are being created.
+        """
+        found = copy.copy(self)
+        found._outlet = outlet
+        return found
+
+    def _check(self) -> None:
+        if self._outlet is not None:
+            self._outlet.check()
 
     def close(self) -> None:
         """Close the connection for API requests, after the server has taken all that was sent."""
         with self._lock:
-            if self._control is not None:
+            for control in self._control:
                 # Closing a socket with unread bytes, such as a PING, may lose the last bytes sent. Errors are
                 # ignored, because no call waits for a result any more.
                 with contextlib.suppress(LiftEnvelopeError):
-                    self._control.flush(_CLOSING)
-                self._control.close()
-            self._control = None
+                    control.flush(_CLOSING)
+                control.close()
+            self._control.clear()
 
     def connect(self) -> NatsSocket:
-        """Connect to the next server that can be reached.
-
-        Once a server has used TLS, every later connection must use TLS as well, so that credentials sent over
-        TLS are never sent over plain TCP.
-
-        Raises:
-            TransportError: No server could be reached, or none within ``reconnect_wait`` seconds.
-        """
-        error: TransportError | CallTimeoutError | None = None
-        deadline = Deadline(self.access.reconnect_wait)
-        for _ in range(len(self._addresses)):
-            address = self._addresses[next(self._turns) % len(self._addresses)]
-            try:
-                found = self._open(address)
-            except (TransportError, CallTimeoutError) as exc:
-                error = exc
-                if deadline.is_over:  # servers may advertise many addresses that don't answer
-                    break
-            else:
-                self._learn(found)
-                if found.is_secure:
-                    self._target = replace(self._target, secure=True)
-                return found
-        assert error is not None
-        raise TransportError(str(error)) from error
-
-    def _open(self, address: Address) -> NatsSocket:
-        """Connect to a server.
-
-        Servers name each other by IP addresses, and often have certificates for host names alone. So the
-        certificate may also be for the host of the server that named this one, as in nats.go and nats-py.
-        """
-        try:
-            return NatsSocket(address, self._target)
-        except TransportError as exc:
-            name = self._names.get(address, address.host)
-            if name == address.host or not isinstance(exc.__cause__, ssl.SSLCertVerificationError):
-                raise
-            return NatsSocket(address, self._target, name)
-
-    def _learn(self, link: NatsSocket) -> None:
-        """Remember the servers that a server names. As they are of its cluster, they get its login."""
-        known = {*self._addresses}
-        found: list[Address] = [parse_address(address) for address in link.other_addresses]
-        fresh = [address for address in dict.fromkeys(found) if address not in known]
-        fresh = fresh[: max(self.access.max_brokers - len(known), 0)]
-        self._logins.update(dict.fromkeys(fresh, self._target.access_to(link.address)))
-        self._names.update(dict.fromkeys(fresh, link.server_name))
-        self._addresses += fresh
+        """Connect to the next server that can be reached; see :meth:`Connector.connect`."""
+        return self._connector.connect(self._check)
 
     def ask(
         self,
         read: Callable[[dict[str, Any]], _T],
         subject: str,
         payload: dict[str, Any] | None = None,
-        outlet: Outlet | None = None,
+        grace: float = 0.0,
     ) -> _T:
         """Send an API request over the shared connection; return the answer as parsed by ``read``.
 
@@ -249,28 +211,28 @@ class JetStreamRequests:
             read: Parses the answer.
             subject: Subject of the request, without the prefix of the API.
             payload: The request. Default: none.
-            outlet: Once it is stopped, nothing is sent, and the wait for the answer ends after a second.
+            grace: Seconds to wait for the answer after the reader was stopped.
 
         Raises:
-            Stopped: ``outlet`` was stopped. The connection stays open.
+            Stopped: The reader was stopped, see :meth:`checked`. The connection stays open.
             JetStreamError: The server refused the request.
             TransportError, CallTimeoutError: No server could be reached, or the server did not answer.
         """
         with self._lock:
-            check = None if outlet is None else _check_with_grace(outlet)
+            check = (
+                self._check if self._outlet is None or not grace else _check_with_grace(self._outlet, grace)
+            )
             for again in (True, False):
-                if outlet is not None:
-                    outlet.check()  # waiting for the lock, or the first attempt, may have taken long
-                fresh = self._control is None
-                if self._control is None:
-                    self._control = self.connect()
+                self._check()  # waiting for the lock, or the first attempt, may have taken long
+                fresh = not self._control
+                if fresh:
+                    self._control.append(self.connect())
                 try:
-                    return self._control.ask(read, f"{self.prefix}.{subject}", payload, check)
+                    return self._control[0].ask(read, f"{self.prefix}.{subject}", payload, check)
                 except StreamNotFoundError as exc:
                     raise self.no_stream(exc) from exc
                 except (TransportError, CallTimeoutError):
-                    self._control.close()
-                    self._control = None
+                    self._control.pop().close()
                     if fresh or not again:
                         raise
         raise AssertionError
@@ -287,7 +249,7 @@ class JetStreamRequests:
             names, total = self.ask(_names, "STREAM.NAMES", {"offset": len(found)})
             found += names
             if len(found) > (most := self.access.max_partitions):
-                text = f"{self._addresses[0]} lists more than max_partitions={most} streams"
+                text = f"{self._connector.first_address} lists more than max_partitions={most} streams"
                 raise ServerProtocolError(text)
             if not names or len(found) >= total:
                 return sorted(set(found))
@@ -296,7 +258,7 @@ class JetStreamRequests:
         """Return the server's "stream not found" error with the name of the stream added."""
         return StreamNotFoundError(error.code, f"there is no stream {self.stream!r}", error.err_code)
 
-    def make_consumer(self, name: str, offset: int, outlet: Outlet) -> tuple[int, str]:
+    def make_consumer(self, name: str, offset: int) -> tuple[int, str]:
         """Create a consumer that only reads; return the number of messages to deliver, and its server.
 
         The number is that of the server's own copy of the stream, which may lag behind.
@@ -310,22 +272,23 @@ class JetStreamRequests:
             LiftEnvelopeError: As for :meth:`ask`.
         """
         request = consumer_request(self.stream, start_at(offset), self.filters)
-        return self.ask(_pending_and_server, f"CONSUMER.CREATE.{self.stream}.{name}", request, outlet)
+        return self.ask(_pending_and_server, f"CONSUMER.CREATE.{self.stream}.{name}", request, _CLOSING)
 
-    def drop_consumer(self, name: str, link: NatsSocket) -> None:
+    def drop_consumer(self, name: str, link: NatsSocket | None = None) -> None:
         """Delete a consumer, without waiting for the answer.
 
         If the request is lost, the server deletes the consumer after its inactivity threshold.
 
         Args:
             name: Name of the consumer, which may not exist.
-            link: Connection to use if the shared one is closed, as after a request without an answer.
+            link: Connection to use if the shared one is closed, as after a request without an answer; None to
+                send nothing then.
         """
         subject = f"{self.prefix}.CONSUMER.DELETE.{self.stream}.{name}"
         with self._lock, contextlib.suppress(TransportError, CallTimeoutError):
-            if self._control is not None:
-                self._control.publish(subject, b"")
-            else:
+            if self._control:
+                self._control[0].publish(subject, b"")
+            elif link is not None:
                 link.publish(subject, b"")
                 link.flush(_CLOSING)  # the caller closes it next
 
@@ -348,8 +311,12 @@ class JetStreamRequests:
 
         def make() -> tuple[int, str]:
             name = new_name()
-            made = self.ask(number_and_server, f"CONSUMER.CREATE.{self.stream}.{name}", request)
-            self.ask(_all, f"CONSUMER.DELETE.{self.stream}.{name}")
+            try:
+                made = self.ask(number_and_server, f"CONSUMER.CREATE.{self.stream}.{name}", request, _CLOSING)
+                self.ask(_all, f"CONSUMER.DELETE.{self.stream}.{name}")
+            except Stopped:
+                self.drop_consumer(name)
+                raise
             return made
 
         request = consumer_request(self.stream, start, filters, inactive=5)
@@ -418,14 +385,14 @@ class JetStreamRequests:
         return self.ask(_may_have_holes, f"STREAM.INFO.{self.stream}")
 
 
-def _check_with_grace(outlet: Outlet) -> Callable[[], None]:
-    """Return a function that raises Stopped once the outlet has been stopped for ``_CLOSING`` seconds."""
+def _check_with_grace(outlet: Outlet, seconds: float) -> Callable[[], None]:
+    """Return a function that raises Stopped once the outlet has been stopped for some seconds."""
     grace: Deadline | None = None
 
     def check() -> None:
         nonlocal grace
         if grace is None and outlet.is_stopping:
-            grace = Deadline(_CLOSING)
+            grace = Deadline(seconds)
         if grace is not None and grace.is_over:
             outlet.check()
 

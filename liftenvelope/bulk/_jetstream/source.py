@@ -145,7 +145,7 @@ class JetStreamSource(JetStreamRequests):
     def read(self, span: Range, plan: BatchPlan, outlet: Outlet) -> None:
         """Read a range into an outlet. Blocks, so each range runs in a thread of its own."""
         assert self._reader is not None  # the caller got the span from extent(), which sets the reader
-        self._reader(self, span, plan, outlet).run()
+        self._reader(self.checked(outlet), span, plan, outlet).run()
 
 
 def _pending_of(filters: tuple[str, ...], info: dict[str, Any]) -> int:
