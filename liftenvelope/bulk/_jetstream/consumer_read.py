@@ -12,12 +12,11 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope import _native
-from liftenvelope._backoff import pause_before
 from liftenvelope.bulk._engine.event_log import log
 from liftenvelope.bulk._engine.plan import retention_error
 from liftenvelope.bulk._engine.range_read import GAPS_PAUSE, RangeRead
 from liftenvelope.bulk._jetstream.filter_gaps import FilterGaps
-from liftenvelope.bulk._jetstream.pulls import PullsInFlight
+from liftenvelope.bulk._jetstream.pulls import EXPIRES, HEARTBEAT, PENDING, Asked, PullsInFlight
 from liftenvelope.bulk._jetstream.requests import (
     created_and_oldest,
     new_name,
@@ -49,10 +48,6 @@ __all__ = ["ConsumerRead"]
 
 _MODES: Final = {"none": 0, "strip": 1, "columns": 2}
 _SECOND: Final = 1_000_000_000
-_PULL_BYTES: Final = 8 * 1024 * 1024
-_MOST_PULL_BYTES: Final = 2**30
-_EXPIRES: Final = 30
-_HEARTBEAT: Final = 1
 #: Seconds of silence after which pulls count as lost. A server sends a heartbeat every second.
 _SILENCE: Final = 3.5
 #: Seconds in which other servers of a cluster may not know a new consumer. They answer its pulls with 503.
@@ -63,10 +58,6 @@ _LOOK: Final = 0.5
 _UNSURE: Final = 0.2
 #: Seconds after which the end of a pull is late: until another one came, none was open.
 _LATE: Final = 0.1
-#: Number in the reply subject of a request that asks whether anything is pending. Pulls begin at 1.
-_PENDING: Final = 0
-#: As a request that was not sent: a status that names it proves nothing about a time.
-_UNASKED: Final = (0, 0.0, 0)
 #: Status code of a request that found no message to deliver.
 _NO_MESSAGES: Final = 404
 
@@ -97,17 +88,10 @@ class ConsumerRead(RangeRead):
         self._consumer = self._inbox = ""
         self._made_at = 0.0
         self._sid = 0
-        self._pull_bytes = 0
-        # By number of a request: offset of the read and time when it was sent, and heartbeats that came.
-        self._asked_at: dict[int, tuple[int, float, int]] = {}
         # True while a pull is open and the server had nothing else to send: it sends messages as they come.
         self._is_current = False
-        # _moved_at: when the last row came, or last waited for room.
-        # _fruitless: consecutive pulls that the server ended at once without a row; since when; when the next
-        # pull may be sent.
+        # When the last row came, or last waited for room.
         self._moved_at = 0.0
-        self._fruitless = 0
-        self._fruitless_since = self._pull_at = 0.0
         # _quiet_since: start of the current silence of the server.
         # _repeated: pulls were repeated because of that silence.
         self._quiet_since = 0.0
@@ -140,12 +124,10 @@ class ConsumerRead(RangeRead):
         self._inbox = self._source.access.new_inbox()
         self._sid = link.subscribe(f"{self._inbox}.*")
         self._rows.follow(self._sid, self._next, self._span.stop)
-        self._forget_pulls()
-        self._asked_at.clear()
-        wanted = max(_PULL_BYTES, 2 * link.max_payload, self._pull_bytes)
-        self._pull_bytes = min(wanted, _MOST_PULL_BYTES)  # a server may claim any max_payload
+        self._pulls.begin(link.max_payload)
+        self._is_current = False
         self._quiet_since, self._repeated = time.monotonic(), False
-        self._fruitless, self._moved_at = 0, self._quiet_since
+        self._moved_at = self._quiet_since
         if self._left or self._span.stop < 0:
             return True
         self._flush(self._span.stop)
@@ -243,7 +225,7 @@ class ConsumerRead(RangeRead):
 
     def _pull(self, link: NatsSocket) -> None:
         """Send due pulls, unless pieces wait to be handed out, a pause is due, or the server is stopping."""
-        if self._ready or (self._fruitless and time.monotonic() < self._pull_at):
+        if self._ready or time.monotonic() < self._pulls.paused_until:
             # Without an open pull, retention may take what the server would have sent.
             self._is_current = self._is_current and not self._pulls.is_idle
             return
@@ -255,21 +237,15 @@ class ConsumerRead(RangeRead):
         was_idle = self._pulls.is_idle
         while (due := self._pulls.due(wanted)) is not None:
             number, amount = due
-            request = {
-                "batch": amount,
-                "max_bytes": self._pull_bytes,
-                "expires": _EXPIRES * _SECOND,
-                "idle_heartbeat": _HEARTBEAT * _SECOND,
-            }
-            self._request(link, request, number)
+            self._request(link, self._pulls.request(amount), number)
         left = self._left if self._rows.pending < 0 else self._rows.pending
         if was_idle and wanted < 0 and self._skips.has_begun and not left:
             # Answered at once, and after the server has taken the pulls: the first heartbeat takes a second.
-            self._request(link, {"batch": 1, "no_wait": True}, _PENDING)
+            self._request(link, {"batch": 1, "no_wait": True}, PENDING)
 
     def _request(self, link: NatsSocket, request: dict[str, Any], number: int) -> None:
         """Send a request for messages, whose status has a number."""
-        self._asked_at[number] = self._next, time.monotonic(), 0
+        self._pulls.sent(number, self._next, time.monotonic())
         subject = f"{self._source.prefix}.CONSUMER.MSG.NEXT.{self._source.stream}.{self._consumer}"
         link.publish(subject, json.dumps(request).encode(), f"{self._inbox}.{number}")
 
@@ -281,11 +257,11 @@ class ConsumerRead(RangeRead):
             return
         match status.kind:
             case StatusKind.HEARTBEAT:
-                self._nothing_pending(self._beat(frame.number))
-            case StatusKind.ENDED | StatusKind.NO_RESPONDERS if frame.number == _PENDING:
+                self._nothing_pending(self._pulls.beat(frame.number))
+            case StatusKind.ENDED | StatusKind.NO_RESPONDERS if frame.number == PENDING:
                 if status.code == _NO_MESSAGES:  # a 408 proves nothing; the pulls get their own 503
-                    _, at, _ = self._asked_at.get(_PENDING, _UNASKED)
-                    self._nothing_pending(at)
+                    asked = self._pulls.asked(PENDING)
+                    self._nothing_pending(0.0 if asked is None else asked.at)
             case StatusKind.BAD_REQUEST | StatusKind.PUSH | StatusKind.REFUSED:
                 raise BadRequestError(status.code, f"{self._source.stream}: {status.description}")
             case StatusKind.NO_RESPONDERS if time.monotonic() - self._made_at < _SPREADING:
@@ -299,20 +275,18 @@ class ConsumerRead(RangeRead):
                 self._pull_ended(link, frame.number or 0, status)
 
     def _pull_ended(self, link: NatsSocket, number: int, status: Status) -> None:
-        self._pulls.ended(number)
-        at, since, _ = self._asked_at.pop(number, (self._next, self._moved_at, 0))
+        asked = self._pulls.ended(number) or Asked(self._next, self._moved_at)
+        lasted = time.monotonic() - asked.at
         # Both pulls end together, and the next one may not reach the server before retention takes messages.
         # Only after a pull that lasted as long as it was to, and no longer, it follows at once.
-        if status.kind is not StatusKind.ENDED or time.monotonic() - since > _EXPIRES + _LATE:
+        if status.kind is not StatusKind.ENDED or lasted > EXPIRES + _LATE:
             self._is_current = False
-        if at != self._next or time.monotonic() - since > _EXPIRES / 2:
+        if asked.offset != self._next or lasted > EXPIRES / 2:
             return  # the pull delivered rows, or waited for some
-        if status.kind is StatusKind.TOO_LARGE and self._pull_bytes < _MOST_PULL_BYTES:
-            # Not even one message fits into the pull: the message is older than the server's limit. (Every
-            # pull that has used up its bytes ends with this status. The server serves several pulls in
-            # turns, so they end together.)
-            self._pull_bytes = min(2 * self._pull_bytes, _MOST_PULL_BYTES)
-        else:
+        # If not even one message fits into the pull, the message is older than the server's limit. (Every
+        # pull that has used up its bytes ends with this status. The server serves several pulls in turns, so
+        # they end together.)
+        if status.kind is not StatusKind.TOO_LARGE or not self._pulls.widen():
             self._unfruitful(link, f"ended a pull at once: {status}")
 
     # Progress
@@ -336,19 +310,8 @@ class ConsumerRead(RangeRead):
     def _reached(self, offset: int) -> None:
         """Set the next offset. If it advanced, a row came, so the counters of fruitless pulls restart."""
         if offset != self._next:
-            self._next, self._fruitless, self._moved_at = offset, 0, time.monotonic()
-
-    def _beat(self, number: int | None) -> float:
-        """Count a heartbeat of a pull; return a time before the server sent it, by our clock.
-
-        It may have waited in a socket. The server sends the first one a second after it got the pull, or
-        later, and the next ones a second after the one before.
-        """
-        if number is None or number not in self._asked_at:
-            return 0.0
-        offset, since, beats = self._asked_at[number]
-        self._asked_at[number] = offset, since, beats + 1
-        return since + (beats + 1) * _HEARTBEAT
+            self._next, self._moved_at = offset, time.monotonic()
+            self._pulls.moved()
 
     def _nothing_pending(self, at: float) -> None:
         """Note that the server had nothing to send, unless retention may have taken what it would have sent.
@@ -383,13 +346,9 @@ class ConsumerRead(RangeRead):
         Raises:
             TransportError: The server has done nothing else for ``stall_timeout`` seconds.
         """
-        now = time.monotonic()
-        if not self._fruitless:
-            self._fruitless_since = now
-        self._fruitless += 1
-        if now - self._fruitless_since >= self._source.access.stall_timeout:
-            raise TransportError(f"{link.address} {why}, and so for {now - self._fruitless_since:.1f} s")
-        self._pull_at = now + pause_before(self._fruitless)
+        seconds = self._pulls.fruitless(time.monotonic())
+        if seconds >= self._source.access.stall_timeout:
+            raise TransportError(f"{link.address} {why}, and so for {seconds:.1f} s")
 
     def _check_moved(self, link: NatsSocket) -> None:
         """Check that rows keep coming while the range is not complete. Heartbeats do not count.
@@ -399,7 +358,7 @@ class ConsumerRead(RangeRead):
         """
         if self._span.stop < 0 or self._ready:
             self._moved_at = time.monotonic()
-        elif (waited := time.monotonic() - self._moved_at) > _EXPIRES + self._source.access.stall_timeout:
+        elif (waited := time.monotonic() - self._moved_at) > EXPIRES + self._source.access.stall_timeout:
             raise TransportError(
                 f"{link.address} has sent no message for {waited:.1f} s of a range that has some"
             )
@@ -426,8 +385,9 @@ class ConsumerRead(RangeRead):
 
     def _longest_wait(self) -> float:
         """Return the seconds until a heartbeat, the next pull or a look at the oldest message is due."""
-        until_pull = self._pull_at - time.monotonic() if self._fruitless else math.inf
-        return min(float(_HEARTBEAT), max(0.001, min(until_pull, self._time_to_look())))
+        paused_until = self._pulls.paused_until
+        until_pull = paused_until - time.monotonic() if paused_until else math.inf
+        return min(float(HEARTBEAT), max(0.001, min(until_pull, self._time_to_look())))
 
     def _time_to_look(self) -> float:
         """Return the seconds until the oldest message should be asked for, because a gap was passed."""
@@ -436,8 +396,8 @@ class ConsumerRead(RangeRead):
     def _check_silence(self, link: NatsSocket) -> None:
         self._outlet.check()
         self._check_moved(link)
-        if self._fruitless:  # the server has nothing to send before the next pull
-            self._quiet_since = max(self._quiet_since, self._pull_at)
+        # The server has nothing to send before the next pull.
+        self._quiet_since = max(self._quiet_since, self._pulls.paused_until)
         silence = time.monotonic() - self._quiet_since
         if silence > self._source.access.stall_timeout:
             raise TransportError(f"{link.address} has said nothing for {silence:.1f} s")

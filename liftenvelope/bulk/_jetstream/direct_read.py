@@ -71,7 +71,7 @@ class DirectRead(ConsumerRead):
     def _open(self, link: NatsSocket) -> bool:
         """Start at the next offset; return True if anything is left to read."""
         self._check_end(link)
-        self._fruitless = 0
+        self._pulls.moved()
         self._inbox = self._source.access.new_inbox()
         self._sid = link.subscribe(f"{self._inbox}.*")
         self._rows.follow(self._sid, self._next, self._span.stop)
@@ -85,7 +85,7 @@ class DirectRead(ConsumerRead):
                 break
             if self._next == before:
                 self._unfruitful(link, "answered that nothing is left, and offsets are left")
-                self._outlet.pause(max(0.0, self._pull_at - time.monotonic()))
+                self._outlet.pause(max(0.0, self._pulls.paused_until - time.monotonic()))
         self._flush(self._span.stop)
 
     def _ask(self, link: NatsSocket) -> bool:

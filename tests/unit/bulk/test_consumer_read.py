@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from liftenvelope.bulk._jetstream.consumer_read import ConsumerRead
-from liftenvelope.bulk._jetstream.pulls import PullsInFlight
+from liftenvelope.bulk._jetstream.pulls import PENDING, PullsInFlight
 from liftenvelope.jetstream.statuses import Status
 
 
@@ -25,13 +25,15 @@ def test_only_an_answer_without_messages_proves_that_nothing_is_pending(
     status: Status, told: list[float]
 ) -> None:
     found: list[Any] = []
+    pulls = PullsInFlight()
+    pulls.sent(PENDING, 0, 5.0)
     read: Any = SimpleNamespace(
         _rows=SimpleNamespace(line=()),
         _source=SimpleNamespace(stream="ORDERS"),
         _sid=1,
         _made_at=0.0,
         _check_moved=lambda _: None,
-        _asked_at={0: (0, 5.0, 0)},
+        _pulls=pulls,
         _nothing_pending=found.append,
         _pull_ended=lambda *_: found.append("fruitless"),
     )
@@ -43,10 +45,12 @@ def test_only_an_answer_without_messages_proves_that_nothing_is_pending(
 
 def test_heartbeats_prove_that_nothing_was_pending_a_second_each_after_their_pull() -> None:
     """A heartbeat may have waited in a socket, so when it is read proves nothing."""
-    read: Any = SimpleNamespace(_next=7, _asked_at={3: (7, 100.0, 0), 4: (7, 100.5, 0)})
-    assert [ConsumerRead._beat(read, number) for number in (3, 4, 3, 3)] == [101.0, 101.5, 102.0, 103.0]
-    assert ConsumerRead._beat(read, 99) == ConsumerRead._beat(read, None) == 0.0, "the pull is not known"
-    assert len(read._asked_at) == 2
+    pulls = PullsInFlight()
+    pulls.sent(3, 7, 100.0)
+    pulls.sent(4, 7, 100.5)
+    assert [pulls.beat(number) for number in (3, 4, 3, 3)] == [101.0, 101.5, 102.0, 103.0]
+    assert pulls.beat(99) == pulls.beat(None) == 0.0, "the pull is not known"
+    assert pulls.asked(99) is None
 
 
 @pytest.mark.parametrize(
@@ -62,10 +66,9 @@ def test_end_of_a_pull_ends_certainty_unless_the_next_one_follows_at_once(
 ) -> None:
     pulls = PullsInFlight()
     assert [pulls.due(-1) is None for _ in range(3)] == [False, False, True]
-    sent = time.monotonic() - age
-    read: Any = SimpleNamespace(
-        _pulls=pulls, _is_current=True, _next=7, _moved_at=0.0, _asked_at={1: (0, sent, 0), 2: (0, sent, 0)}
-    )
+    for number in (1, 2):
+        pulls.sent(number, 0, time.monotonic() - age)
+    read: Any = SimpleNamespace(_pulls=pulls, _is_current=True, _next=7, _moved_at=0.0)
     link: Any = SimpleNamespace()
     ConsumerRead._pull_ended(read, link, 1, status)
     assert read._is_current is is_current
