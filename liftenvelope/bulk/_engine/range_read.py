@@ -90,6 +90,8 @@ class RangeRead(ABC):
         # Pieces to hand out, and gaps in them that have not been checked for retention yet.
         self._ready: deque[Piece] = deque()
         self._gaps: list[tuple[int, int]] = []
+        # Gaps that begin before this offset are no loss.
+        self._sound_to = 0
         # When gaps that are only logged are looked at next.
         self._look_at = 0.0
         # When the current batch got its first row.
@@ -228,7 +230,7 @@ class RangeRead(ABC):
         """Raise RetentionError if retention caused a gap and the policy is "raise"; otherwise log the gap."""
         source, partition = self._source, self._span.partition
         oldest = source.extent(partition).oldest
-        taken = [(start, min(stop, oldest)) for start, stop in self._gaps if start < oldest]
+        taken = [(start, min(stop, oldest)) for start, stop in self._gaps if self._sound_to <= start < oldest]
         if taken and not source.may_have_holes():
             if self._plan.on_retention == "raise":
                 raise retention_error(source.stream, partition, taken[0][0], oldest)

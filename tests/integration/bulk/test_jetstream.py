@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -24,6 +25,7 @@ from liftenvelope.bulk import Access, Gap, Progress, RetentionError
 from liftenvelope.bulk._jetstream.nats_socket import NatsSocket
 from liftenvelope.bulk._jetstream.source import JetStreamSource
 from liftenvelope.bulk.access import find_target
+from liftenvelope.bulk.ranges import Extent
 from liftenvelope.client.positions import Timestamp
 from liftenvelope.envelope import new_message
 from liftenvelope.errors import (
@@ -290,6 +292,26 @@ class TestGaps:
         assert offsets(bulk.read(url, name).read_all()) == list(range(95, 105))
         # Its beginning is anywhere: nothing that was lost.
         assert offsets(bulk.read(url, name, start=3).read_all()) == list(range(95, 105))
+
+    def test_hole_is_no_loss_after_retention_has_taken_the_rows_beside_it(self, url: str, name: str) -> None:
+        """The rows were received long before their batch is full."""
+        make_stream(url, name)
+        publish(url, numbered(name, 3))
+        with_jetstream(url, lambda js: js.delete_msg(name, 2))
+        was_asked, extent = threading.Event(), JetStreamSource.extent
+
+        def note(source: JetStreamSource, partition: int) -> Extent:
+            found = extent(source, partition)
+            if threading.current_thread().name == "liftenvelope-bulk":
+                was_asked.set()
+            return found
+
+        with patch.object(JetStreamSource, "extent", note):
+            reader = bulk.tail(url, name, start="earliest", batch_rows=5, batch_seconds=3_600)
+            assert was_asked.wait(60)
+        with_jetstream(url, lambda js: js.purge_stream(name))
+        publish(url, numbered(name, 3))
+        assert offsets(pa.Table.from_batches([reader.read_next_batch()])) == [0, 2, 3, 4, 5]
 
     def test_retention_has_passed_the_start(self, url: str, name: str) -> None:
         make_stream(url, name, max_msgs=50)
