@@ -67,6 +67,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             "_events",
             "_records",
+            "_server_version",
             "abandoned",
             "errors",
             "lagging",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeVar
@@ -21,6 +20,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream._consumer_config import ConsumerConfig
 from liftenvelope.jetstream._records import check_kept
+from liftenvelope.jetstream._server_version import is_older, server_version
 from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.infos import ConsumerInfo
 from liftenvelope.jetstream.names import check_consumer_name, check_stream_name
@@ -31,9 +31,6 @@ _T = TypeVar("_T")
 #: Seconds without an answer after which :func:`change_consumer` looks for the reason, and seconds for that.
 _SILENCE: Final = 0.5
 _LOOK_UP: Final = 1.0
-#: Entry of a consumer's metadata with the version of the server that leads it; missing before 2.11.
-_VERSION: Final = "_nats.ver"
-_NUMBERS: Final = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})\.")
 
 #: Action of ``CONSUMER.CREATE``, in the server's words: the consumer must be new, must exist, or either.
 ConsumerAction = Literal["create", "update", ""]
@@ -145,10 +142,7 @@ async def _check_support(
         raise
     except (JetStreamError, CallTimeoutError, TransportError):
         return  # the request itself may still be answered, or ends with the same error
-    version = found.config.metadata.get(_VERSION, "")
-    numbers = _NUMBERS.match(version)
-    if version and numbers is None:
-        return  # some other server's way to count
-    if numbers is None or (int(numbers[1]), int(numbers[2])) < since:
+    if is_older(found.config.metadata, since):
         text = f"{verb} of a consumer needs nats-server {since[0]}.{since[1]} or later"
+        version = server_version(found.config.metadata)
         raise UnsupportedByServerError(f"{text}, got {version or 'one before 2.11'}")

@@ -22,6 +22,7 @@ from liftenvelope.errors import (
     jetstream_error,
 )
 from liftenvelope.jetstream._records import read_moment
+from liftenvelope.jetstream._server_version import is_older
 from liftenvelope.jetstream.api import Api, encode_payload, natural, parse_ns, read_as
 from liftenvelope.jetstream.statuses import NO_HEADERS, status_number
 from liftenvelope.nats.expiry import catch_up
@@ -37,6 +38,7 @@ __all__ = ["StoredMessage", "direct_message", "direct_messages", "stored_message
 #: Reply to a direct request: headers and payload.
 _StoredAnswer = tuple[Headers, bytes]
 _NOT_FOUND: Final = 10037
+_BATCHES_SINCE: Final = (2, 11)
 _BATCHES: Final = "direct reads in batches need nats-server 2.11 or later"
 #: Seconds between connection checks of a waiting request, and the consecutive checks that must find the
 #: connection lost.
@@ -124,7 +126,10 @@ async def direct_messages(
             if _SEQUENCE not in headers:
                 if headers.get("Status") == "204":
                     return
-                raise _failure(headers, stream, request, batch=batch)
+                failure = _failure(headers, stream, request, batch=batch)
+                if batch and "seq" in request and isinstance(failure, MessageNotFoundError):
+                    await _check_batches(api, stream, timeout)
+                raise failure
             if batch and _PENDING not in headers:
                 raise UnsupportedByServerError(f"the server answered one message only: {_BATCHES}")
             yield read_as(_direct, (headers, data), f"a message of stream {stream!r}")
@@ -210,6 +215,20 @@ async def _next(
         except TimeoutError:
             await catch_up(due)
     return answers.get_nowait()
+
+
+async def _check_batches(api: Api, stream: str, timeout: float) -> None:
+    """Raise UnsupportedByServerError if the server is older than 2.11, and read the first message alone."""
+    try:
+        metadata = await api.request_as(_metadata, f"STREAM.INFO.{stream}", timeout=timeout)
+    except (JetStreamError, CallTimeoutError, TransportError):
+        return  # the answer to the read counts
+    if is_older(metadata, _BATCHES_SINCE):
+        raise UnsupportedByServerError(f"the server takes the request for one message: {_BATCHES}")
+
+
+def _metadata(info: Mapping[str, Any]) -> dict[str, str]:
+    return dict(info["config"].get("metadata") or {})
 
 
 def _failure(

@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 from liftenvelope.errors import (
     CallTimeoutError,
     ConsumerNotFoundError,
+    MessageNotFoundError,
     StreamNotFoundError,
     UnsupportedByServerError,
 )
@@ -63,6 +64,7 @@ class _OldServer:
             await self._nc.subscribe(f"{self.prefix}.{path}", cb=self._answer)
         for path in ("CONSUMER.PAUSE.>", "CONSUMER.RESET.>"):
             await self._nc.subscribe(f"{self.prefix}.{path}", cb=self._be_silent)
+        await self._nc.subscribe(f"{self.prefix}.DIRECT.GET.>", cb=self._answer_directly)
         await handled(self._nc)
 
     async def _answer(self, msg: Msg) -> None:
@@ -76,6 +78,14 @@ class _OldServer:
         if "config" in answer:
             answer["config"]["metadata"] = self.metadata
         await msg.respond(json.dumps(answer).encode())
+
+    async def _answer_directly(self, msg: Msg) -> None:
+        """Read one message: 2.10 does not know batches."""
+        request = json.loads(msg.data)
+        del request["batch"]
+        subject = msg.subject.replace(self.prefix, "$JS.API", 1)
+        real = await self._nc.request(subject, json.dumps(request).encode(), timeout=20)
+        await self._nc.publish(msg.reply, real.data, headers=real.headers)
 
     async def _be_silent(self, msg: Msg) -> None:
         """Answer nothing."""
@@ -177,3 +187,22 @@ async def test_batch_is_named_if_an_older_server_takes_its_request_for_an_empty_
         messages = Stream(js.api, StreamInfo.from_json({"config": {"name": "S"}, "state": {}}))
         with pytest.raises(UnsupportedByServerError, match=r"need nats-server 2\.11"):
             await anext(messages.get_last_messages(["a"]))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error"), [({}, UnsupportedByServerError), ({"_nats.ver": "2.11.0"}, MessageNotFoundError)]
+)
+async def test_batch_whose_first_message_is_deleted_names_the_version_it_needs(
+    bench: Bench, old_server: _OldServer, metadata: dict[str, str], error: type[Exception]
+) -> None:
+    old_server.metadata = metadata
+    await bench.publish([b"0", b"1"])
+    async with JetStream(bench.nc) as js:
+        await js.update_stream(
+            StreamConfig(name=bench.name, subjects=(f"{bench.name}.>",), allow_direct=True)
+        )
+        await (await js.stream(bench.name)).delete_message(1)
+    async with JetStream(bench.nc, api_prefix=old_server.prefix, timeout=60) as js:
+        stream = await js.stream(bench.name)
+        with pytest.raises(error):
+            await anext(aiter(stream.get_messages(10)))
