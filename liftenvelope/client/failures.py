@@ -37,7 +37,7 @@ from liftenvelope.errors import (
     StreamExistsError,
     TransportError,
 )
-from liftenvelope.rpc.status import NOT_RECORDED, CallNotProcessedError, RpcError, StatusCode
+from liftenvelope.rpc.status import NOT_RECORDED, PUBLISH_AGAIN, CallNotProcessedError, RpcError, StatusCode
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtobufMessage
@@ -231,19 +231,27 @@ def publish_call_error(
     text = f"{about}: {error}"
     if isinstance(error, CallNotProcessedError):
         return TransportError(text, 0, False)
+    if isinstance(error, RpcError) and (why := _why_not_stored(method, error)):
+        return AckTimeoutError(f"{about}: {why}", correlation_id, False)
     if isinstance(error, TransportError) or error.code in (StatusCode.UNAVAILABLE, StatusCode.CANCELLED):
         return TransportError(f"{text}; the message may be stored", 1, True)
     if error.code == StatusCode.DEADLINE_EXCEEDED:
         return ack_timeout(f"the message on {about}", correlation_id, causes=causes)
-    if method == "Publish" and fate_of(error) is Fate.TIMED_OUT:
-        # The cluster decides nothing but the resumption of a paused partition, and before the publish.
-        return AckTimeoutError(
-            f"{about}: the message is not stored: {error.description}", correlation_id, False
-        )
     for code, part, kind in _PUBLISH_RULES:
         if error.code == code and part in error.description:
             return kind(code, f"{about}: {error.description}")
     return call_error(method, error, about)
+
+
+def _why_not_stored(method: str, error: RpcError) -> str:
+    """Return why a message is certain not to be stored, and may be once it is published again; else empty."""
+    if PUBLISH_AGAIN in error.description:
+        return error.description
+    is_undecided = error.code != StatusCode.DEADLINE_EXCEEDED and fate_of(error) is Fate.TIMED_OUT
+    if method == "Publish" and is_undecided:
+        # The cluster decides nothing but the resumption of a paused partition, and before the publish.
+        return f"the message is not stored: {error.description}"
+    return ""
 
 
 #: Exception class by code of PublishAsyncError. The codes 0 to 7 are UNKNOWN, BAD_REQUEST, NOT_FOUND,
@@ -275,6 +283,8 @@ def publish_async_error(
         return AckTimeoutError(f"{about}: {text}", correlation_id)
     if NOT_RECORDED in text:  # Liftbridge resumes a paused partition, and so the API has no code for it
         return PartitionPausedError(code, f"{about}: {text}")
+    if PUBLISH_AGAIN in text:
+        return AckTimeoutError(f"{about}: {text}", correlation_id, False)
     kind = _ASYNC_ERRORS.get(code, PublishError)
     if any(part in text for part in _TOO_LARGE_TEXTS):
         kind = MessageTooLargeError

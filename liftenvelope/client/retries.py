@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope.errors import TransportError
-from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
+from liftenvelope.rpc.status import PUBLISH_AGAIN, CallNotProcessedError, RpcError, StatusCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -167,6 +167,9 @@ def fate_of(error: RpcError | TransportError) -> Fate:
     if error.code == StatusCode.FAILED_PRECONDITION:
         elsewhere = any(text in error.description for text in _NOT_LEADER_TEXTS)
         return Fate.NOT_LEADER if elsewhere else Fate.REFUSED
-    if error.code == StatusCode.INTERNAL and any(text in error.description for text in _NO_LEADER_TEXTS):
+    has_no_leader = error.code == StatusCode.INTERNAL and any(
+        text in error.description for text in _NO_LEADER_TEXTS
+    )
+    if has_no_leader or PUBLISH_AGAIN in error.description:
         return Fate.NO_LEADER
     return _FATES.get(error.code, Fate.REFUSED)

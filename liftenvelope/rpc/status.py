@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOT_RECORDED",
+    "PUBLISH_AGAIN",
     "UNANSWERED_IS_NOT_STORED",
     "CallNotProcessedError",
     "RpcError",
@@ -32,8 +33,11 @@ __all__ = [
 #: message that it accepted.
 UNANSWERED_IS_NOT_STORED: Final = "the gateway is stopping: messages without an answer are not stored"
 
+#: Text of a gateway for a message that is certain not to be stored, and may be once it is published again.
+PUBLISH_AGAIN: Final = "the message is not stored, publish it again"
+
 #: Text of a gateway for a message of PublishAsync that came while its partition was paused.
-NOT_RECORDED: Final = "the partition was paused for a moment: the message is not stored, publish it again"
+NOT_RECORDED: Final = f"the partition was paused for a moment: {PUBLISH_AGAIN}"
 
 
 class StatusCode(IntEnum):

@@ -20,12 +20,20 @@ from liftenvelope.errors import (
     WrongLastSequenceError,
 )
 from liftenvelope.nats.reports import violation_in
-from liftenvelope.rpc.status import RpcError, StatusCode, cut_text
+from liftenvelope.rpc.status import PUBLISH_AGAIN, RpcError, StatusCode, cut_text
 
 if TYPE_CHECKING:
     from liftenvelope.gateway.limits import Limits
 
-__all__ = ["TOO_LARGE", "WRONG_OFFSET", "has_no_room", "refused_publish", "status_of", "status_of_call"]
+__all__ = [
+    "TOO_LARGE",
+    "WRONG_OFFSET",
+    "has_no_room",
+    "not_stored",
+    "refused_publish",
+    "status_of",
+    "status_of_call",
+]
 
 #: Error texts of Liftbridge, which clients match on.
 TOO_LARGE = "message exceeds max replication size"
@@ -49,6 +57,9 @@ _STATUSES: Final[tuple[tuple[tuple[type[LiftEnvelopeError], ...], StatusCode, st
     ((LiftEnvelopeError,), _C.UNAVAILABLE, "NATS: {}"),
 )
 
+
+#: Statuses whose cause may pass.
+_MAY_PASS: Final = (_C.UNAVAILABLE, _C.DEADLINE_EXCEEDED, _C.ABORTED)
 
 #: JetStream's error codes for a full disk or a limit of the server or the account.
 _NO_ROOM: Final = frozenset({10_023, 10_002, 10_028, 10_047, 10_077})
@@ -78,6 +89,16 @@ def status_of_call(error: LiftEnvelopeError) -> RpcError:
     If NATS refuses a write to a bucket of the gateway, the gateway lacks a permission, not the client.
     """
     return _refused(error) if isinstance(error, PermissionDeniedError) else status_of(error)
+
+
+def not_stored(status: RpcError) -> RpcError:
+    """Return the status of a message that is certain not to be stored.
+
+    If the cause may pass, the text tells the client to publish the message again.
+    """
+    if status.code not in _MAY_PASS or PUBLISH_AGAIN in status.description:
+        return status
+    return RpcError(status.code, f"{PUBLISH_AGAIN}: {status.description}")
 
 
 def _refused(error: LiftEnvelopeError) -> RpcError:

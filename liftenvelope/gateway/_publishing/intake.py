@@ -15,7 +15,13 @@ from liftenvelope._checks import RESERVED
 from liftenvelope._pb import api_pb2
 from liftenvelope.envelope import new_message
 from liftenvelope.errors import LiftEnvelopeError, NoJetStreamError, TransportError
-from liftenvelope.gateway._protocol.failures import TOO_LARGE, WRONG_OFFSET, has_no_room, status_of
+from liftenvelope.gateway._protocol.failures import (
+    TOO_LARGE,
+    WRONG_OFFSET,
+    has_no_room,
+    not_stored,
+    status_of,
+)
 from liftenvelope.gateway._publishing.targets import PublishTarget, ack_of
 from liftenvelope.gateway._publishing.unrecorded import Unrecorded
 from liftenvelope.nats.link import Link, max_payload_of
@@ -77,7 +83,10 @@ class Intake:
         target = self._targets.get((name, partition))
         record = self._core.registry.known(name)
         if target is None or target.record is not record:
-            target = await self._new_target(name, partition, since)
+            try:
+                target = await self._new_target(name, partition, since)
+            except LiftEnvelopeError as exc:
+                raise not_stored(status_of(exc)) from exc
         if target.record.checks_offsets and request.ackPolicy == _NONE:
             text = "stream with concurrency control must have AckPolicy set"
             raise RpcError(StatusCode.INVALID_ARGUMENT, text)
@@ -266,6 +275,8 @@ class Intake:
         if has_no_room(error):
             self._core.faults.note(name, partition, str(error))
         status, cause = status_of(error), self._core.faults.cause(name, partition)
+        if isinstance(error, NoJetStreamError):
+            status = not_stored(status)
         if not cause or status.code not in _STORAGE_CODES:
             return status
         text = f"stream {name!r}, partition {partition}: {status.description}"

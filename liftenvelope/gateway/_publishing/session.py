@@ -34,7 +34,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.gateway._clients.counts import CANCELLED, PublishTally, reason_of
 from liftenvelope.gateway._partitions.replicas import least_in_sync
-from liftenvelope.gateway._protocol.failures import refused_publish, status_of
+from liftenvelope.gateway._protocol.failures import not_stored, refused_publish, status_of
 from liftenvelope.gateway._protocol.requests import read_request, without_content
 from liftenvelope.gateway._publishing.routes import Routes
 from liftenvelope.gateway._publishing.targets import PublishTarget, ack_of
@@ -76,6 +76,8 @@ _ASYNC_CODES: Final = {
     StatusCode.PERMISSION_DENIED: _E.PERMISSION_DENIED,
     StatusCode.UNKNOWN: _E.INCORRECT_OFFSET,
     StatusCode.ABORTED: _E.UNKNOWN,
+    StatusCode.UNAVAILABLE: _E.UNKNOWN,
+    StatusCode.DEADLINE_EXCEEDED: _E.UNKNOWN,
 }
 
 
@@ -388,6 +390,8 @@ class PublishSession:
             self._changed.set()
 
     def _answer_refused(self, status: RpcError, correlation_id: str) -> None:
+        """Answer that a message is not stored."""
+        status = not_stored(status)
         code = _ASYNC_CODES.get(StatusCode(status.code), _E.INTERNAL)
         limits = self._core.options.limits
         self._answer(refused_publish(code, status.description, correlation_id, limits))

@@ -30,7 +30,7 @@ from liftenvelope.errors import (
     StreamExistsError,
     TransportError,
 )
-from liftenvelope.rpc.status import NOT_RECORDED, CallNotProcessedError, RpcError, StatusCode
+from liftenvelope.rpc.status import NOT_RECORDED, PUBLISH_AGAIN, CallNotProcessedError, RpcError, StatusCode
 
 C = StatusCode
 FETCH, JOIN = "FetchConsumerGroupAssignments", "JoinConsumerGroup"
@@ -250,6 +250,17 @@ def test_a_publish_stream_that_does_not_know() -> None:
     found = publish_async_error(0, "no ack came; the message may be stored", "foo[0]", "id")
     assert isinstance(found, AckTimeoutError)
     assert (found.correlation_id, found.sent) == ("id", True)
+
+
+def test_message_that_a_gateway_could_not_store_for_now_may_be_published_again() -> None:
+    text = f"{PUBLISH_AGAIN}: no stream records it"
+    status = RpcError(C.UNAVAILABLE, text)
+    for found in (
+        publish_async_error(0, text, "foo[0]", "id"),
+        publish_call_error("Publish", status, "foo[0]", "id", ""),
+    ):
+        assert isinstance(found, AckTimeoutError)
+        assert (found.correlation_id, found.sent, str(found).startswith("foo[0]: ")) == ("id", False, True)
 
 
 def test_unary_publish_that_is_denied_is_not_stored() -> None:

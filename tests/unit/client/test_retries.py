@@ -7,7 +7,7 @@ import pytest
 from liftenvelope._pb import api_pb2
 from liftenvelope.client.retries import READ, READ_ONCE, RETRIES, Fate, fate_of
 from liftenvelope.errors import TransportError
-from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
+from liftenvelope.rpc.status import PUBLISH_AGAIN, CallNotProcessedError, RpcError, StatusCode
 from tests.unit.scripted_broker import METHODS
 
 
@@ -33,6 +33,7 @@ from tests.unit.scripted_broker import METHODS
         ),
         (RpcError(StatusCode.FAILED_PRECONDITION, "commit log was closed"), Fate.REFUSED),
         (RpcError(StatusCode.INTERNAL, "no known metadata leader"), Fate.NO_LEADER),
+        (RpcError(StatusCode.UNAVAILABLE, f"{PUBLISH_AGAIN}: no stream records it"), Fate.NO_LEADER),
         (RpcError(StatusCode.INTERNAL, "Failed to delete stream: node is not the leader"), Fate.NO_LEADER),
         (
             RpcError(StatusCode.INTERNAL, "Failed to replicate partition: raft operation timed out"),
