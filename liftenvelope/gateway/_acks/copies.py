@@ -3,15 +3,26 @@
 JetStream answers such a publish for the stream that records the subject, so the answer does not contain the
 offset in the copy. Therefore the gateway's envelope names an ack inbox of the gateway itself, as raw NATS
 publishers name theirs. The partition's leader acks the message there once it is in the copy.
+
+JetStream's answer still counts in two cases. No stream recorded the message, as while the subject is handed
+over, or a stream refused it. Or the copy itself recorded it, because it has taken over the subject.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from liftenvelope.envelope import new_message, unmarshal_ack
-from liftenvelope.errors import AckTimeoutError, EnvelopeError, EnvelopeTooLargeError, TransportError
+from liftenvelope.errors import (
+    AckTimeoutError,
+    EnvelopeError,
+    EnvelopeTooLargeError,
+    JetStreamError,
+    PermissionDeniedError,
+    TransportError,
+)
 from liftenvelope.jetstream.publish_frames import PubAck
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
@@ -19,7 +30,7 @@ from liftenvelope.nats.receiving import DirectSubscription, subscribe_direct
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nats.aio.client import Client
+    from liftenvelope.jetstream.context import JetStream
 
 __all__ = ["CopyAcks"]
 
@@ -28,13 +39,14 @@ class CopyAcks:
     """Publishes messages for copying partitions and receives all their acks on one inbox.
 
     Args:
-        nc: The connection.
+        js: JetStream, for its connection and its answers.
     """
 
-    def __init__(self, nc: Client) -> None:
-        self._nc = nc
-        self._link = Link(nc)
-        self._inbox = nc.new_inbox()
+    def __init__(self, js: JetStream) -> None:
+        self._js = js
+        self._nc = js.api.nc
+        self._link = Link(self._nc)
+        self._inbox = self._nc.new_inbox()
         self._subscription: DirectSubscription | None = None
         # By correlation id: the stream whose ack counts, and the future of that ack.
         self._pending: dict[str, tuple[str, asyncio.Future[PubAck]]] = {}
@@ -55,6 +67,7 @@ class CopyAcks:
     async def publish(
         self,
         stream: str,
+        partition: str,
         subject: str,
         value: bytes,
         *,
@@ -66,11 +79,14 @@ class CopyAcks:
 
         Args:
             stream: Name of the Liftbridge stream whose ack counts.
+            partition: Name of the JetStream stream that holds its partition.
             subject: NATS subject to publish to.
             value: The value.
             key: The key.
             headers: The headers.
-            timeout: Seconds after which the future fails with AckTimeoutError.
+            timeout: Seconds after which the future fails with AckTimeoutError. It fails with NoJetStreamError
+                if no stream records the subject, and with another JetStreamError or PermissionDeniedError if
+                the message is refused.
 
         Raises:
             EnvelopeTooLargeError: The message is too large for an envelope, or the envelope for the server.
@@ -89,10 +105,11 @@ class CopyAcks:
             raise EnvelopeTooLargeError(f"the envelope must be at most {limit} bytes, got {len(envelope)}")
         future = self._expect(token, stream, timeout)
         try:
-            await self._link.publish(subject, envelope)
+            answer = await self._js.publish_async(subject, envelope, timeout=timeout, retry_attempts=0)
         except BaseException:
             future.cancel()  # nobody else has the future
             raise
+        answer.add_done_callback(partial(self._on_answer, stream, partition, future))
         return future
 
     def _expect(self, token: str, stream: str, timeout: float) -> asyncio.Future[PubAck]:
@@ -103,6 +120,21 @@ class CopyAcks:
         future.add_done_callback(lambda _: timer.cancel())
         future.add_done_callback(lambda _: self._pending.pop(token))
         return future
+
+    @staticmethod
+    def _on_answer(
+        stream: str, partition: str, future: asyncio.Future[PubAck], answer: asyncio.Future[PubAck]
+    ) -> None:
+        """Settle a message that JetStream did not store, or stored in the copy itself."""
+        if answer.cancelled():
+            return
+        error = answer.exception()
+        if future.done():
+            return
+        if error is None and answer.result().stream == partition:
+            future.set_result(PubAck(stream, answer.result().sequence))
+        elif isinstance(error, JetStreamError | PermissionDeniedError):
+            future.set_exception(error)  # otherwise the leader's ack may still come
 
     def _on_acks(self, payloads: list[bytes]) -> None:
         for payload in payloads:

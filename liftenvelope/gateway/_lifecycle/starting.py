@@ -277,7 +277,7 @@ class _Start:
             budget.total, budget.inactivity = limits.max_pull_bytes, limits.consumer_inactivity
         own = {inbox_prefix_of(one) for one in (nc, self._setup.read_nc)}
         inboxes = AckInboxes(limits.allowed_ack_inboxes, own)
-        copies = CopyAcks(nc)
+        copies = CopyAcks(call_js)
         self._stack.push_async_callback(copies.close)
         registry = StreamRegistry(js, self._changes.stream_changed, replicas=replicas)
         brokers = LiveBrokers(

@@ -211,6 +211,7 @@ class Intake:
         """
         future = await self._core.copies.publish(
             target.record.name,
+            target.stream,
             target.subject,
             request.value,
             key=request.key,
