@@ -22,6 +22,7 @@ from liftenvelope.gateway._cluster.brokers import leader_of
 from liftenvelope.gateway._leader.bindings import Bindings
 from liftenvelope.gateway._leader.compaction import CompactionBudget
 from liftenvelope.gateway._leader.led_partition import LedPartition
+from liftenvelope.gateway._partitions.probes import remove_old_probes
 from liftenvelope.gateway._partitions.recordings import is_as_recorded
 from liftenvelope.jetstream.watch import watch_of
 
@@ -328,7 +329,7 @@ class Leading:
             await self._streams.unfinished.finish_work(alive, of_the_dead=of_the_dead)
             await self._streams.tell_left_over(alive, of_the_dead=of_the_dead)
             if of_the_dead:
-                await self._core.storage.remove_old_probes()
+                await remove_old_probes(self._core.js)
         except LiftEnvelopeError as exc:
             _log.warning("could not clean up an unfinished stream, event or probe, retrying: %s", exc)
             self._look_again()

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from liftenvelope.errors import (
     CallTimeoutError,
-    JetStreamError,
-    LiftEnvelopeError,
     MessageNotFoundError,
     NoJetStreamError,
     StreamNameInUseError,
@@ -34,9 +32,7 @@ from liftenvelope.gateway._partitions.recordings import (
     recorded_subject,
 )
 from liftenvelope.gateway._partitions.replicas import Replicas
-from liftenvelope.gateway._protocol.names import encode_name
 from liftenvelope.jetstream.api import parse_ns
-from liftenvelope.jetstream.infos import StreamInfo
 from liftenvelope.jetstream.stream_config import StreamConfig, StreamSource, SubjectTransform
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -51,16 +47,8 @@ __all__ = ["PartitionState", "Storage"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
 
-#: Prefixes of the names and of the subjects of probe streams.
-_PROBE_NAME: Final = "lift_probe_"
-_PROBES: Final = "_lift.probe."
-#: Age in seconds from which a probe stream counts as left behind: the requests of a live probe end sooner.
-_PROBE_AGE: Final = 60.0
 #: Shortest message retention that JetStream accepts, in seconds.
 _SHORTEST_AGE: Final = 0.1
-_MOST_REPLICAS: Final = 5
-#: JetStream errors for more replicas than servers: in a cluster, and on a server by itself.
-_TOO_MANY_REPLICAS: Final = (10005, 10074)
 #: Interval in seconds of the checks whether a copy has caught up with its source.
 _LOOK: Final = 0.02
 #: Header that nats-server adds to copied messages: name of the source, sequence there, and more.
@@ -205,48 +193,6 @@ class Storage:
             offsets = range(start, min(start + limit * _PAGES_AT_ONCE, total), limit)
             await asyncio.gather(*map(page, offsets))
         return found
-
-    async def most_replicas(self) -> int:
-        """Return the highest replica count that the cluster accepts: its servers, but at most five."""
-        name = f"{_PROBE_NAME}{encode_name(self._js.api.nc.new_inbox()[-12:])}"
-        for replicas in range(_MOST_REPLICAS, 1, -1):
-            config = StreamConfig(name=name, subjects=(_PROBES + name,), num_replicas=replicas)
-            if await self._accepts(config):
-                return replicas
-        return 1
-
-    async def remove_old_probes(self) -> None:
-        """Delete the probe streams that killed gateways and requests of unknown outcome have left behind."""
-        # The server lists every stream whose subjects overlap the filter, such as a user's `*.probe.*`.
-        old = [info.config.name async for info in self._js.streams(_PROBES + "*") if _is_old_probe(info)]
-        for name in old:
-            with suppress(StreamNotFoundError):  # another gateway was faster
-                await self._js.delete_stream(name)
-
-    async def _accepts(self, config: StreamConfig) -> bool:
-        """Return whether JetStream creates a stream, and delete it again, also when cancelled."""
-        creating = asyncio.create_task(self._create(config), name="create probe stream")
-        try:
-            is_created = await asyncio.shield(creating)
-        except asyncio.CancelledError:
-            # A delete request that overtakes the creation would find no stream.
-            await asyncio.wait([creating])
-            with suppress(LiftEnvelopeError):
-                await self._js.delete_stream(config.name)
-            raise
-        if is_created:
-            await self._js.delete_stream(config.name)
-        return is_created
-
-    async def _create(self, config: StreamConfig) -> bool:
-        """Create a stream; return False if the cluster has too few servers for its replicas."""
-        try:
-            await self._js.create_stream(config)
-        except JetStreamError as exc:
-            if exc.err_code not in _TOO_MANY_REPLICAS:
-                raise
-            return False
-        return True
 
     async def create(self, record: StreamRecord, partition: int) -> str | None:
         """Create a partition.
@@ -488,12 +434,3 @@ async def _last_copied(copy: Stream, source: str) -> int | None:
         return None
     name, _, rest = message.headers.get(_COPIED_FROM, "").partition(" ")
     return int(rest.split()[0]) if name == source else 0
-
-
-def _is_old_probe(info: StreamInfo) -> bool:
-    name = info.config.name
-    if not name.startswith(_PROBE_NAME) or tuple(info.config.subjects) != (_PROBES + name,):
-        return False
-    if info.created is None or info.ts is None:
-        return False
-    return (info.ts - info.created).total_seconds() >= _PROBE_AGE

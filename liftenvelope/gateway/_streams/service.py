@@ -29,6 +29,7 @@ from liftenvelope.gateway._acks.checked import wait_for_intakes
 from liftenvelope.gateway._clients.authorization import client_name
 from liftenvelope.gateway._cluster.activity import created, deleted, paused, readonly_set, resumed
 from liftenvelope.gateway._cluster.records import PartitionRecord, RecordedEvent, StreamPhase, StreamRecord
+from liftenvelope.gateway._partitions.probes import most_replicas
 from liftenvelope.gateway._protocol.requests import read_request
 from liftenvelope.gateway._streams.handing_over import with_sources
 from liftenvelope.gateway._streams.new_records import MOST_REPLICAS, check_replicas, new_record
@@ -141,7 +142,7 @@ class StreamService:
             with self._counted(record):
                 self._check_group(record)
                 if record.replicas == MOST_REPLICAS:
-                    record = replace(record, replicas=await self._core.storage.most_replicas())
+                    record = replace(record, replicas=await most_replicas(self._core.js))
                     check_replicas(record.replicas, record.settings)
                 events = self._events(created(record))
                 with self.unfinished.removed_after_errors(record):

@@ -16,7 +16,8 @@ from liftenvelope.client import Client
 from liftenvelope.gateway import Gateway
 from liftenvelope.gateway._cluster.activity import deleted, paused, resumed
 from liftenvelope.gateway._cluster.records import PartitionRecord, RecordedEvent, StreamPhase, StreamRecord
-from liftenvelope.gateway._partitions import storage as storing
+from liftenvelope.gateway._partitions import probes
+from liftenvelope.gateway._partitions.probes import remove_old_probes
 from liftenvelope.gateway._partitions.storage import Storage
 from liftenvelope.gateway._protocol.names import encode_name, partition_stream
 from liftenvelope.gateway._streams import service as changing_streams
@@ -275,10 +276,10 @@ async def test_probe_streams_of_killed_gateways_are_deleted(
 ) -> None:
     """A gateway that is killed between creating a probe stream and deleting it leaves this."""
     probe = f"lift_probe_{name}"
-    await js.create_stream(StreamConfig(name=probe, subjects=(f"{storing._PROBES}{probe}",)))
-    await Storage(js).remove_old_probes()
+    await js.create_stream(StreamConfig(name=probe, subjects=(f"{probes._SUBJECT}{probe}",)))
+    await remove_old_probes(js)
     await js.stream(probe)  # too young: another gateway may be using it
-    monkeypatch.setattr(storing, "_PROBE_AGE", 0.0)
+    monkeypatch.setattr(probes, "_AGE", 0.0)
     async with Gateway(nc), asyncio.timeout(PATIENCE):
         while [found async for found in js.stream_names() if found == probe]:
             await asyncio.sleep(0.05)
@@ -288,9 +289,9 @@ async def test_streams_of_users_are_no_probes(
     js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server lists them beside the probes, because their subjects overlap."""
-    monkeypatch.setattr(storing, "_PROBE_AGE", 0.0)
+    monkeypatch.setattr(probes, "_AGE", 0.0)
     await js.create_stream(StreamConfig(name=name, subjects=(f"*.probe.{name}",), no_ack=True))
-    await Storage(js).remove_old_probes()
+    await remove_old_probes(js)
     await js.stream(name)
 
 

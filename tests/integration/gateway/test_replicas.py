@@ -18,7 +18,7 @@ from liftenvelope.client._streams import MAX_REPLICATION
 from liftenvelope.envelope import AckPolicy, new_message, unmarshal_ack
 from liftenvelope.errors import LiftEnvelopeError, ResourcesExceededError, ServerError
 from liftenvelope.gateway._leader.compaction import Compactor
-from liftenvelope.gateway._partitions.storage import Storage
+from liftenvelope.gateway._partitions.probes import most_replicas
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.testing import GatewayCluster, NatsServer, run_gateway
 from tests.conformance.actions import fill, take
@@ -201,9 +201,9 @@ async def test_cancelled_probe_leaves_no_stream(servers: list[NatsServer]) -> No
     await handled(other)
     # A request that times out may leave a probe stream for a minute, so none may time out here.
     async with JetStream(nc, timeout=60) as js:
-        assert await Storage(js).most_replicas() == 3
+        assert await most_replicas(js) == 3
         asked.clear()
-        probing = asyncio.create_task(Storage(js).most_replicas())
+        probing = asyncio.create_task(most_replicas(js))
         async with asyncio.timeout(60):
             await asked.wait()
         probing.cancel()
@@ -222,5 +222,5 @@ async def test_probe_does_not_take_a_reached_limit_for_too_few_servers() -> None
         async with JetStream(nc, timeout=60) as js:
             await js.create_stream(StreamConfig(name="first", subjects=("first",)))
             with pytest.raises(ResourcesExceededError):
-                await Storage(js).most_replicas()
+                await most_replicas(js)
         await nc.close()
