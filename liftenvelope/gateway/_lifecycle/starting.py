@@ -303,7 +303,7 @@ class _Start:
             registry=registry,
             brokers=brokers,
             agreement=agreement,
-            storage=Storage(js),
+            storage=Storage(js, lambda: brokers.has_lease),
             copies=copies,
             subjects=ClientSubjects(own),
             # Acks of copying partitions go to inboxes of the gateways.

@@ -37,7 +37,7 @@ from liftenvelope.jetstream.stream_config import StreamConfig, StreamSource, Sub
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from liftenvelope.gateway._cluster.records import StreamRecord
     from liftenvelope.jetstream import Stream
@@ -105,15 +105,21 @@ class PartitionState:
 class Storage:
     """Creates, feeds, inspects and removes partitions in JetStream.
 
+    JetStream has no conditional update: what a gateway has read of a stream may be outdated when it writes.
+    While its lease is valid, no other gateway takes it for dead and changes the same partition. So it checks
+    its lease between the two.
+
     Args:
         js: JetStream.
+        has_lease: Returns whether the lease of the gateway is valid. Default: always true.
 
     Attributes:
         replicas: Counts the in-sync replicas of partitions.
     """
 
-    def __init__(self, js: JetStream) -> None:
+    def __init__(self, js: JetStream, has_lease: Callable[[], bool] = lambda: True) -> None:
         self._js = js
+        self._has_lease = has_lease
         self.replicas = Replicas(js)
         # States of all JetStream streams by name, and the time when they were read.
         self._listed: dict[str, PartitionState] = {}
@@ -229,7 +235,7 @@ class Storage:
             return None
         return (found.cached_info.config.metadata or {}).get(_STREAM_SETTING, "")
 
-    async def delete(self, record: StreamRecord, partition: int, has_lease: Callable[[], bool]) -> None:
+    async def delete(self, record: StreamRecord, partition: int) -> None:
         """Remove a partition and its messages, if it exists and is this record's.
 
         After a creation that failed because the name is taken, the JetStream stream of that name is somebody
@@ -238,15 +244,14 @@ class Storage:
         Args:
             record: Record of the stream.
             partition: Number of the partition.
-            has_lease: Returns whether the lease of the gateway is valid.
         """
         stream = record.stream_of(partition)
         while True:
-            had_lease = has_lease()
+            had_lease = self._has_lease()
             found = await self.id_of(stream)
             if found is None or (found != record.id and (found or record.state is StreamPhase.CREATING)):
                 return
-            if has_lease() or not had_lease:
+            if self._has_lease() or not had_lease:
                 break
             # It expired meanwhile: the gateway may have stood still, while another one removed the stream and
             # made it anew.
@@ -262,19 +267,20 @@ class Storage:
         Raises:
             RpcError: FAILED_PRECONDITION: other streams record parts of the subject, so that it can't be
                 copied from one stream. UNAVAILABLE: the partition has not yet copied all messages of its
-                present source, which no longer records the subject.
+                present source, which no longer records the subject. Or the gateway has lost its lease.
             StreamNotFoundError: The partition does not exist.
         """
         await self.wait_copied([(record, partition)], timeout=0)
-        current = (await self._js.stream(record.stream_of(partition))).cached_info.config
+        update = self._updating()
+        current = await self._config_of(record, partition)
         config = replace(current, subjects=(recorded_subject(record, partition),), sources=())
         try:
-            await self._js.update_stream(config)
+            await update(config)
         except SubjectsOverlapError:
             source = await self._source(config)
             # In two steps, so that the progress of the earlier source does not apply to the new one.
-            await self._js.update_stream(replace(config, subjects=(nothing(config.name),)))
-            await self._js.update_stream(replace(config, subjects=(), sources=(source,)))
+            await update(replace(config, subjects=(nothing(config.name),)))
+            await update(replace(config, subjects=(), sources=(source,)))
             return source.name
         return None
 
@@ -282,11 +288,13 @@ class Storage:
         """Make a partition record nothing.
 
         Raises:
+            RpcError: UNAVAILABLE: the gateway has lost its lease.
             StreamNotFoundError: The partition does not exist.
         """
+        update = self._updating()
         current, config = await self._detached(record, partition)
         if config != current:
-            await self._js.update_stream(config)
+            await update(config)
 
     async def is_detached(self, record: StreamRecord, partition: int) -> bool:
         """Return whether a partition records nothing.
@@ -299,9 +307,39 @@ class Storage:
 
     async def _detached(self, record: StreamRecord, partition: int) -> tuple[StreamConfig, StreamConfig]:
         """Return the configuration of a partition, and the one with which it records nothing."""
+        current = await self._config_of(record, partition)
+        return current, replace(current, subjects=(nothing(current.name),), sources=())
+
+    async def _config_of(self, record: StreamRecord, partition: int) -> StreamConfig:
+        """Return the configuration of a partition.
+
+        Raises:
+            StreamNotFoundError: The partition does not exist, or is that of a later stream of the same name.
+        """
         name = record.stream_of(partition)
-        current = (await self._js.stream(name)).cached_info.config
-        return current, replace(current, subjects=(nothing(name),), sources=())
+        config = (await self._js.stream(name)).cached_info.config
+        if (config.metadata.get(_STREAM_SETTING) or record.id) != record.id:
+            raise StreamNotFoundError(404, f"{name} belongs to a later stream of the same name", 10059)
+        return config
+
+    def _updating(self) -> Callable[[StreamConfig], Awaitable[object]]:
+        """Return a function that updates a stream, unless the gateway has lost its lease meanwhile.
+
+        It may have stood still, while another gateway has changed the stream.
+
+        Raises of the function:
+            RpcError: UNAVAILABLE: the gateway has lost its lease.
+        """
+        had_lease = self._has_lease()
+
+        async def update(config: StreamConfig) -> None:
+            if had_lease and not self._has_lease():
+                raise RpcError(
+                    StatusCode.UNAVAILABLE, "the gateway has lost its lease during the change: retry"
+                )
+            await self._js.update_stream(config)
+
+        return update
 
     async def is_recorded(self, record: StreamRecord, partition: int) -> bool:
         """Return whether messages on a partition's subject reach the partition.

@@ -46,7 +46,7 @@ async def hand_over(core: Core, record: StreamRecord, partition: int, timeout: f
     for other, number in copies:
         try:
             source = {number: await core.storage.attach(other, number)}
-            await core.registry.change(other.name, partial(with_sources, sources=source))
+            await core.registry.change(other.name, partial(with_sources, other, source))
         except StreamNotFoundError:
             continue
         except LiftEnvelopeError as exc:
@@ -66,7 +66,15 @@ def copies_of(core: Core, record: StreamRecord, partition: int) -> list[tuple[St
     ]
 
 
-def with_sources(record: StreamRecord, sources: dict[int, str | None]) -> StreamRecord:
-    """Return a copy of a record with new sources of partitions, by number."""
+def with_sources(before: StreamRecord, sources: dict[int, str | None], record: StreamRecord) -> StreamRecord:
+    """Return a copy of a record with new sources of partitions, or the record of a later stream unchanged.
+
+    Args:
+        before: Record of the stream whose partitions have the sources.
+        sources: Sources by the numbers of the partitions.
+        record: Record that is stored now.
+    """
+    if record.id != before.id:
+        return record
     parts = {number: replace(record.partitions[number], source=source) for number, source in sources.items()}
     return record.with_partitions(parts)

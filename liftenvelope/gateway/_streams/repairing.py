@@ -92,7 +92,7 @@ class Repairs:
                 source = await self._core.storage.attach(record, number)
             else:
                 await hand_over(self._core, record, number, timeout=0)
-            await self._core.registry.change(name, partial(with_sources, sources={number: source}))
+            await self._core.registry.change(name, partial(with_sources, record, {number: source}))
 
     async def _is_whole(self, record: StreamRecord, number: int) -> bool:
         """Return whether a partition needs no repair. If it does, ask all streams that take part in that.

@@ -311,7 +311,7 @@ class StreamService:
                     sources = await self._sources(before, record, numbers)
                 finally:
                     self._tell(name, events)
-                record = await self._core.registry.change(name, partial(with_sources, sources=sources))
+                record = await self._core.registry.change(name, partial(with_sources, before, sources))
         await self.repairs.check(name, numbers)
         await self._core.agreement.reach(name)
         return record
@@ -340,7 +340,9 @@ class StreamService:
             await self.repairs.wait_detached(before, numbers)
             with self.repairs.after_errors(before):
                 sources = await self._sources(before, after, numbers)
-                record = await self._core.registry.change(name, lambda r: with_sources(change(r), sources))
+                record = await self._core.registry.change(
+                    name, lambda r: with_sources(before, sources, change(r))
+                )
         self._tell(name, events)
         await self.repairs.check(name, numbers)
         return record
@@ -363,7 +365,9 @@ class StreamService:
             after = change(before)
             with self.repairs.after_errors(before):
                 sources = await self._sources(before, after, numbers)
-                await self._core.registry.change(request.name, lambda r: with_sources(change(r), sources))
+                await self._core.registry.change(
+                    request.name, lambda r: with_sources(before, sources, change(r))
+                )
         self._tell(request.name, events)
         await self.repairs.check(request.name, numbers)
         await self._core.agreement.reach(request.name)

@@ -68,7 +68,7 @@ class UnfinishedStreams:
         for number in range(len(record.partitions) if record.state is StreamPhase.DELETING else 0):
             await self._repairs.hand_over(record, number, timeout)
         for number in range(len(record.partitions)):
-            await self._delete(record, number)
+            await self._core.storage.delete(record, number)
         if record.events:
             # Removing the record drops its events, so they must be published first.
             self._core.activity.tell(record.name, record.events)
@@ -79,10 +79,7 @@ class UnfinishedStreams:
         """Remove the partitions that were made for a record, and none of a later stream of the same name."""
         record = replace(record, state=StreamPhase.CREATING)
         for number in range(len(record.partitions)):
-            await self._delete(record, number)
-
-    async def _delete(self, record: StreamRecord, number: int) -> None:
-        await self._core.storage.delete(record, number, lambda: self._core.brokers.has_lease)
+            await self._core.storage.delete(record, number)
 
     @asynccontextmanager
     async def lock_for(self, record: StreamRecord) -> AsyncIterator[None]:

@@ -208,7 +208,7 @@ async def test_publish_during_a_hand_over_is_stored_after_it(
         record = core.registry.known(name)
         assert record is not None
         source = await core.storage.attach(record, 0)
-        await core.registry.change(name, partial(with_sources, sources={0: source}))
+        await core.registry.change(name, partial(with_sources, record, {0: source}))
         answer = api_pb2.PublishResponse.FromString(await publishing)
     assert answer.ack.offset == 0
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 import liftenvelope
 from liftenvelope._pb import api_pb2
+from liftenvelope.errors import StreamNotFoundError
 from liftenvelope.gateway import Gateway
 from liftenvelope.gateway._cluster import agreement
 from liftenvelope.gateway._core import Core
 from liftenvelope.gateway._streams import repairing
+from liftenvelope.gateway._streams.handing_over import with_sources
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import NOT_RECORDED
 from liftenvelope.testing import run_nats_server
@@ -262,3 +265,49 @@ async def delete(gateway: Gateway, name: str) -> None:
     request = api_pb2.DeleteStreamRequest(name=name).SerializeToString()
     async with await Channel.connect(gateway.address) as channel:
         await channel.unary("/proto.API/DeleteStream", request, timeout=120)
+
+
+async def test_gateway_that_stood_still_in_a_pause_leaves_the_partition_that_was_resumed(
+    gateways: list[Gateway], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faked: the time that it stands still."""
+    monkeypatch.setattr(repairing, "OVERTAKEN", 0.05)  # the resumption does not wait for long
+    here, there = gateways
+    js = core_of(here).storage._js
+    look, asked, go = js.stream, asyncio.Event(), asyncio.Event()
+
+    async def stand_still(*arguments: Any) -> Any:
+        found = await look(*arguments)
+        if not asked.is_set():
+            asked.set()
+            await go.wait()
+        return found
+
+    monkeypatch.setattr(js, "stream", stand_still)
+    pausing = asyncio.create_task(pause(here, name))
+    await asked.wait()
+    await until(lambda: is_paused(there, name))
+    assert await publish(there, name) == 0
+    monkeypatch.setattr(repairing, "OVERTAKEN", 10_000.0)  # nor is the partition repaired
+    core_of(here).brokers._lease.end()
+    go.set()
+    await pausing
+    record = core_of(there).registry.known(name)
+    assert record is not None
+    assert not await core_of(there).storage.is_detached(record, 0)
+
+
+@pytest.mark.parametrize("change", ["attach", "detach"])
+async def test_change_of_a_stream_leaves_a_later_stream_of_its_name(
+    gateways: list[Gateway], name: str, change: str
+) -> None:
+    core = core_of(gateways[0])
+    before = core.registry.known(name)
+    assert before is not None
+    async with liftenvelope.connect([gateways[1].address]) as client:
+        await client.delete_stream(name)
+        await client.create_stream(f"{name}.new", name)
+    with pytest.raises(StreamNotFoundError):
+        await getattr(core.storage, change)(before, 0)
+    await core.registry.change(name, partial(with_sources, before, {0: "no-such-source"}))
+    assert await publish(gateways[1], name) == 0

@@ -462,7 +462,7 @@ async def test_copy_that_has_not_started_is_not_taken_for_complete(
         await js.publish(name, b"old")
     await eventually(lambda: has_caught_up(storage, copy))
     await storage.detach(copy, 0)
-    await storage.delete(first, 0, lambda: True)
+    await storage.delete(first, 0)
     await storage.create(first, 0)
     assert await storage.attach(copy, 0) == first.stream_of(0)
     for _ in range(7):

@@ -134,7 +134,10 @@ async def test_restart_repairs_the_subject_of_one_stream_of_many(server: NatsSer
         await client.pause_stream(NAMES[1])
         await client.create_stream(NAMES[2], "copy")
     async with JetStream(nc) as js:
-        await Storage(js).detach(StreamRecord(name=NAMES[0], subject=NAMES[0], id="1"), 0)
+        storage = Storage(js)
+        id_ = await storage.id_of(f"lift_{NAMES[0]}_0")
+        assert id_
+        await storage.detach(StreamRecord(name=NAMES[0], subject=NAMES[0], id=id_), 0)
     acks, requests = Acks(nc), Requests(nc)
     await requests.listen()
     async with Gateway(gateway_nc, id="g") as gateway:

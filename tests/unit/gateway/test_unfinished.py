@@ -58,7 +58,7 @@ class FakeGateway:
         self.asked.append(stream)
         await self.answers.wait()
 
-    async def delete(self, record: StreamRecord, number: int, has_lease: Callable[[], bool]) -> None:
+    async def delete(self, record: StreamRecord, number: int) -> None:
         self.removed.append(record.id)
 
     async def remove(self, record: StreamRecord) -> None:
