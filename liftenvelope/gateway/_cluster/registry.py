@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from liftenvelope._checks import RESERVED
 from liftenvelope.consumers.tasks import cancel
@@ -23,6 +23,7 @@ from liftenvelope.errors import (
 from liftenvelope.gateway._cluster.mirror import Mirror
 from liftenvelope.gateway._cluster.records import StreamPhase, StreamRecord
 from liftenvelope.gateway._protocol.names import encode_name
+from liftenvelope.jetstream.api import parse_ns
 from liftenvelope.jetstream.bucket import Bucket, BucketEntry
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -98,6 +99,17 @@ class StreamRegistry:
     def bucket(self) -> str:
         """Name of the bucket."""
         return self._bucket.name
+
+    async def created_ns(self) -> int:
+        """Return the time when the bucket was created, in nanoseconds since 1970.
+
+        Raises:
+            RpcError: UNAVAILABLE: the bucket was deleted.
+        """
+        try:
+            return await self._bucket.js.api.request_as(_created_ns, f"STREAM.INFO.{self._bucket.stream}")
+        except StreamNotFoundError as exc:
+            raise _bucket_is_gone() from exc
 
     @property
     def is_readable(self) -> bool:
@@ -274,7 +286,10 @@ class StreamRegistry:
         Raises:
             RpcError: UNAVAILABLE: the bucket was deleted, so nobody knows whether the stream exists.
         """
-        key = encode_name(name)
+        return await self.read(encode_name(name), since)
+
+    async def read(self, key: str, since: float | None = None) -> StreamRecord | None:
+        """Read the record with a bucket key, which is the stream's encoded name: see :meth:`refresh`."""
         if not key:
             return None  # a bucket has no empty key
         asked = asyncio.get_running_loop().time() if since is None else since
@@ -356,6 +371,10 @@ class StreamRegistry:
         if len(self._removed) > _MOST_REMOVED:
             oldest = next(iter(self._removed))
             del self._removed[oldest], self._records[oldest]
+
+
+def _created_ns(info: dict[str, Any]) -> int:
+    return parse_ns(info["created"])
 
 
 def _bucket_is_gone() -> RpcError:

@@ -2,9 +2,10 @@
 
 One background task reconciles the partitions led here with those that this gateway should lead. Each change
 of a stream or of the gateways wakes the task, which waits for a valid lease before it acts. A full pass every
-30 s catches failures that no change announced. JetStream may not answer for a partition that has no leader.
-So the task waits only a second for the partitions that it starts to lead, and then handles the next changes.
-After a full pass, a second task cleans up after gateways that died.
+30 s catches failures that no change announced. Every tenth pass also compares JetStream with the records, as
+the last request of a killed gateway may arrive late. JetStream may not answer for a partition that has no
+leader. So the task waits only a second for the partitions that it starts to lead, and then handles the next
+changes. After a full pass, a second task cleans up after gateways that died.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from liftenvelope.gateway._leader.compaction import CompactionBudget
 from liftenvelope.gateway._leader.led_partition import LedPartition
 from liftenvelope.gateway._partitions.probes import remove_old_probes
 from liftenvelope.gateway._partitions.recordings import is_as_recorded
+from liftenvelope.gateway._streams.orphans import remove_all_orphans
 from liftenvelope.jetstream.watch import watch_of
 
 if TYPE_CHECKING:
@@ -46,8 +48,9 @@ _ONE_BY_ONE: Final = 16
 _SLOW: Final = 1.0
 #: Delay before a retry after a failure, in seconds.
 _RETRY: Final = 1.0
-#: Interval of full passes when no change was reported, in seconds.
+#: Interval of full passes in seconds, and passes between two checks of JetStream.
 _SELDOM: Final = 30.0
+_CHECK_EVERY: Final = 10
 
 
 class Leading:
@@ -169,12 +172,16 @@ class Leading:
     # Reconciliation
 
     async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        due, passes = loop.time() + _SELDOM, 0
         while True:
             try:
-                async with asyncio.timeout(_SELDOM):
+                async with asyncio.timeout_at(due):
                     await self._wanted.wait()
             except TimeoutError:
                 self._changed = None  # something may have failed without a notification
+                due, passes = loop.time() + _SELDOM, passes + 1
+                self._check = self._check or not passes % _CHECK_EVERY
             self._wanted.clear()
             # With a valid lease this gateway has also read the beats that others wrote before its own.
             if not await self._core.brokers.lease():
@@ -315,16 +322,28 @@ class Leading:
             await self._finish_work()
             if self._check:
                 self._check = False
+                await self._remove_orphans()
                 wanted = self._to_lead(self._core.registry)
                 await self._check_subjects({name for name, partition in wanted if partition == 0})
 
-    async def _finish_work(self) -> None:
-        """Clean up unfinished creations, deletions and probes, and publish the events left over.
+    @property
+    def _cleans_up(self) -> bool:
+        """True if this gateway cleans up after dead ones. Only one living gateway does."""
+        return leader_of("", 0, self._core.brokers.alive) == self._core.options.id
 
-        Only one living gateway does this for dead gateways, so that not all do it at once.
-        """
-        alive = self._core.brokers.alive
-        of_the_dead = leader_of("", 0, alive) == self._core.options.id
+    async def _remove_orphans(self) -> None:
+        if not self._cleans_up:
+            return
+        try:
+            await remove_all_orphans(self._core)
+        except LiftEnvelopeError as exc:
+            _log.warning("could not look for partitions of removed streams, retrying: %s", exc)
+            self._check = True
+            self._look_again()
+
+    async def _finish_work(self) -> None:
+        """Clean up unfinished creations, deletions and probes, and publish the events left over."""
+        alive, of_the_dead = self._core.brokers.alive, self._cleans_up
         try:
             await self._streams.unfinished.finish_work(alive, of_the_dead=of_the_dead)
             await self._streams.tell_left_over(alive, of_the_dead=of_the_dead)

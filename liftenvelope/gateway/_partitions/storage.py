@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from liftenvelope.jetstream import Stream
     from liftenvelope.jetstream.context import JetStream
 
-__all__ = ["PartitionState", "Storage"]
+__all__ = ["RECORD_ID", "PartitionState", "Storage"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
 
@@ -53,7 +53,8 @@ _SHORTEST_AGE: Final = 0.1
 _LOOK: Final = 0.02
 #: Header that nats-server adds to copied messages: name of the source, sequence there, and more.
 _COPIED_FROM: Final = "Nats-Stream-Source"
-_STREAM_SETTING: Final = "liftenvelope"
+#: Entry of the metadata of a partition with the id of the record that it was made for.
+RECORD_ID: Final = "liftenvelope"
 #: Most partitions whose states are requested one by one. For more, the list of all streams is read, with 256
 #: streams per request.
 _ONE_BY_ONE: Final = 64
@@ -165,7 +166,7 @@ class Storage:
             now = asyncio.get_running_loop().time()
             if now - self._listed_at >= _LIST_AGE:
                 try:
-                    self._listed = await self._list(lambda info: PartitionState.from_json(info["state"]))
+                    self._listed = await self.listed(lambda info: PartitionState.from_json(info["state"]))
                 except (CallTimeoutError, NoJetStreamError) as exc:
                     _log.warning(
                         "metadata is out of date because JetStream did not list its streams: %s", exc
@@ -179,12 +180,22 @@ class Storage:
         Raises:
             LiftEnvelopeError: JetStream does not list its streams.
         """
-        return await self._list(lambda info: Recording.from_json(info["config"]), self._js.api.timeout)
+        return await self.listed(lambda info: Recording.from_json(info["config"]), self._js.api.timeout)
 
-    async def _list(
+    async def listed(
         self, read: Callable[[dict[str, Any]], _Read], timeout: float = _PAGE_TIMEOUT
     ) -> dict[str, _Read]:
-        """Read the infos of all streams, by name; four pages at a time after the first."""
+        """Return what is read of the infos of all streams, by name. Streams may be missing in a cluster.
+
+        Four pages are requested at a time after the first.
+
+        Args:
+            read: Reads an info.
+            timeout: Seconds to wait for each page.
+
+        Raises:
+            LiftEnvelopeError: JetStream does not list its streams.
+        """
         found: dict[str, _Read] = {}
 
         async def page(offset: int) -> tuple[int, int]:
@@ -233,7 +244,7 @@ class Storage:
             found = await self._js.stream(stream)
         except StreamNotFoundError:
             return None
-        return (found.cached_info.config.metadata or {}).get(_STREAM_SETTING, "")
+        return (found.cached_info.config.metadata or {}).get(RECORD_ID, "")
 
     async def delete(self, record: StreamRecord, partition: int) -> None:
         """Remove a partition and its messages, if it exists and is this record's.
@@ -318,7 +329,7 @@ class Storage:
         """
         name = record.stream_of(partition)
         config = (await self._js.stream(name)).cached_info.config
-        if (config.metadata.get(_STREAM_SETTING) or record.id) != record.id:
+        if (config.metadata.get(RECORD_ID) or record.id) != record.id:
             raise StreamNotFoundError(404, f"{name} belongs to a later stream of the same name", 10059)
         return config
 
@@ -455,7 +466,7 @@ class Storage:
             max_age=max(age, _SHORTEST_AGE) if age else 0.0,
             num_replicas=record.replicas,
             allow_direct=True,
-            metadata={_STREAM_SETTING: record.id},
+            metadata={RECORD_ID: record.id},
             # Removes the intake prefix, so that messages are stored under their original subjects.
             subject_transform=SubjectTransform(src=f"{intake}>", dest=">") if intake else None,
         )

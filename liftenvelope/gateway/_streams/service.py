@@ -24,7 +24,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from liftenvelope._checks import RESERVED
 from liftenvelope._pb import api_pb2
-from liftenvelope.errors import InvalidConfigError, JetStreamError, LiftEnvelopeError, NoJetStreamError
+from liftenvelope.errors import (
+    InvalidConfigError,
+    JetStreamError,
+    LiftEnvelopeError,
+    NoJetStreamError,
+    StreamNameInUseError,
+)
 from liftenvelope.gateway._acks.checked import wait_for_intakes
 from liftenvelope.gateway._clients.authorization import client_name
 from liftenvelope.gateway._cluster.activity import created, deleted, paused, readonly_set, resumed
@@ -33,6 +39,7 @@ from liftenvelope.gateway._partitions.probes import most_replicas
 from liftenvelope.gateway._protocol.requests import read_request
 from liftenvelope.gateway._streams.handing_over import with_sources
 from liftenvelope.gateway._streams.new_records import MOST_REPLICAS, check_replicas, new_record
+from liftenvelope.gateway._streams.orphans import remove_orphans_of
 from liftenvelope.gateway._streams.repairing import Repairs
 from liftenvelope.gateway._streams.unfinished import UNKNOWN_OUTCOME, UnfinishedStreams
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -138,18 +145,28 @@ class StreamService:
     async def _create(self, owner: str, raw: bytes) -> bytes:
         request = read_request(api_pb2.CreateStreamRequest, raw, self._core.options.limits)
         record = new_record(request, self._core.options, self._core.subjects, owner=owner)
+        events = self._events(created(record))
+        try:
+            await self._make_new(record, events)
+        except RpcError as exc:
+            is_taken = isinstance(exc.__cause__, StreamNameInUseError)
+            if not is_taken or not await remove_orphans_of(self._core, record, _CATCH_UP):
+                raise
+            await self._make_new(record, events)
+        self._tell(record.name, events)
+        await self._core.agreement.reach(record.name)
+        return api_pb2.CreateStreamResponse().SerializeToString()
+
+    async def _make_new(self, record: StreamRecord, events: tuple[RecordedEvent, ...]) -> None:
+        """Make a stream that a client wants; see :meth:`make` for the errors."""
         async with self.unfinished.lock_for(record):
             with self._counted(record):
                 self._check_group(record)
                 if record.replicas == MOST_REPLICAS:
                     record = replace(record, replicas=await most_replicas(self._core.js))
                     check_replicas(record.replicas, record.settings)
-                events = self._events(created(record))
                 with self.unfinished.removed_after_errors(record):
-                    record = await self.make(record, events)
-        self._tell(record.name, events)
-        await self._core.agreement.reach(record.name)
-        return api_pb2.CreateStreamResponse().SerializeToString()
+                    await self.make(record, events)
 
     @contextmanager
     def _counted(self, record: StreamRecord) -> Iterator[None]:

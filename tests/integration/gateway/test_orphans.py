@@ -1,0 +1,150 @@
+"""Partitions in JetStream that a killed gateway made for a stream which another one had removed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from nats.aio.client import Client as NatsClient
+
+import liftenvelope
+from liftenvelope.client import Client
+from liftenvelope.errors import LiftEnvelopeError
+from liftenvelope.gateway import Gateway
+from liftenvelope.gateway._cluster.records import PartitionRecord, StreamPhase, StreamRecord
+from liftenvelope.gateway._leader import leading
+from liftenvelope.gateway._partitions.storage import Storage
+from liftenvelope.gateway._protocol.names import partition_stream
+from liftenvelope.gateway._streams.orphans import remove_all_orphans
+from liftenvelope.jetstream import ConsumerConfig, JetStream
+from liftenvelope.testing import NatsServer, run_nats_server
+from tests.conformance.actions import eventually, read
+from tests.handled import handled
+from tests.integration.conftest import connect
+
+
+@pytest.fixture
+def nats_url(own_nats: NatsServer) -> str:
+    return own_nats.url
+
+
+@pytest.fixture
+async def js(nc: NatsClient) -> AsyncIterator[JetStream]:
+    async with JetStream(nc) as js:
+        yield js
+
+
+@pytest.fixture
+async def gateway(nc: NatsClient) -> AsyncIterator[Gateway]:
+    async with Gateway(nc) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def client(gateway: Gateway) -> AsyncIterator[Client]:
+    async with liftenvelope.connect([gateway.address]) as client:
+        yield client
+
+
+async def leave(js: JetStream, name: str, partitions: int = 1) -> None:
+    """Leave partitions whose creator was killed, with a message in the first one."""
+    record = StreamRecord(
+        name=name,
+        subject=name,
+        id="dead",
+        state=StreamPhase.CREATING,
+        partitions=(PartitionRecord(),) * partitions,
+    )
+    for number in range(partitions):
+        await Storage(js).create(record, number)
+    await js.publish(name, b"of no stream")
+
+
+async def is_gone(js: JetStream, name: str) -> bool:
+    return partition_stream(name, 0) not in [one async for one in js.stream_names()]
+
+
+async def remove(gateway: Gateway) -> None:
+    assert gateway._running is not None
+    await remove_all_orphans(gateway._running.core)
+
+
+async def test_stream_of_the_same_name_can_be_created(client: Client, js: JetStream, name: str) -> None:
+    await leave(js, name, partitions=2)
+    await client.create_stream(name, name, partitions=2)
+    for partition in range(2):
+        ack = await client.publish(name, b"first", partition=partition)
+        assert ack is not None
+        assert ack.offset == 0
+
+
+async def test_next_gateway_removes_them(nc: NatsClient, js: JetStream, name: str) -> None:
+    async with Gateway(nc):
+        await leave(js, name)
+    async with Gateway(nc):
+        await eventually(lambda: is_gone(js, name))
+
+
+async def test_running_gateway_removes_them(
+    nc: NatsClient, js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leading, "_SELDOM", 0.05)
+    monkeypatch.setattr(leading, "_CHECK_EVERY", 1)
+    async with Gateway(nc):
+        await leave(js, name)
+        await eventually(lambda: is_gone(js, name))
+
+
+async def test_copy_takes_over_the_subject_with_all_messages(
+    gateway: Gateway, client: Client, js: JetStream, name: str
+) -> None:
+    await leave(js, name)
+    await client.create_stream(name, f"{name}-copy")
+    await js.publish(name, b"copied")
+    await read(client, f"{name}-copy", start=0, stop=0)
+    await remove(gateway)
+    assert await is_gone(js, name)
+    await js.publish(name, b"recorded")
+    found = await read(client, f"{name}-copy", start=0, stop=1)
+    assert [message.value for message in found] == [b"copied", b"recorded"]
+
+
+async def test_partition_with_a_consumer_is_none(gateway: Gateway, js: JetStream, name: str) -> None:
+    await leave(js, name)
+    await (await js.stream(partition_stream(name, 0))).create_consumer(ConsumerConfig(durable_name="reader"))
+    await remove(gateway)
+    assert not await is_gone(js, name)
+
+
+async def test_partition_older_than_the_bucket_of_records_is_none(name: str) -> None:
+    with run_nats_server(jetstream=True) as server:
+        nc = await connect(server.url)
+        async with JetStream(nc) as js:
+            await leave(js, name)
+            async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+                await remove(gateway)
+                with pytest.raises(LiftEnvelopeError, match="stream name already in use"):
+                    await client.create_stream(name, name)
+            assert not await is_gone(js, name)
+        await nc.close()
+
+
+async def test_partition_that_records_nothing_is_repaired_without_a_change(
+    nc: NatsClient, js: JetStream, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last request of a killed gateway may arrive late."""
+    monkeypatch.setattr(leading, "_SELDOM", 0.05)
+    monkeypatch.setattr(leading, "_CHECK_EVERY", 1)
+    async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+        await client.create_stream(name, name)
+        assert gateway._running is not None
+        record = gateway._running.core.registry.known(name)
+        assert record is not None
+        await Storage(js).detach(record, 0)
+
+        async def is_stored() -> bool:
+            await nc.publish(name, b"raw")
+            await handled(nc)
+            return (await client.fetch_partition_metadata(name)).newest_offset >= 0
+
+        await eventually(is_stored)
