@@ -20,7 +20,7 @@ from liftenvelope.jetstream import ConsumerConfig, JetStream
 from liftenvelope.testing import NatsServer, run_nats_server
 from tests.conformance.actions import eventually, read
 from tests.handled import handled
-from tests.integration.conftest import connect
+from tests.integration.conftest import connect, until
 
 
 @pytest.fixture
@@ -90,7 +90,10 @@ async def test_running_gateway_removes_them(
 ) -> None:
     monkeypatch.setattr(leading, "_SELDOM", 0.05)
     monkeypatch.setattr(leading, "_CHECK_EVERY", 1)
-    async with Gateway(nc):
+    async with Gateway(nc) as gateway:
+        assert gateway._running is not None
+        at_start = gateway._running.leading
+        await until(lambda: not at_start._check)
         await leave(js, name)
         await eventually(lambda: is_gone(js, name))
 
