@@ -141,6 +141,8 @@ async def test_partition_that_records_nothing_is_repaired_without_a_change(
     async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
         await client.create_stream(name, name)
         assert gateway._running is not None
+        at_start = gateway._running.leading
+        await until(lambda: not at_start._check)
         record = gateway._running.core.registry.known(name)
         assert record is not None
         await Storage(js).detach(record, 0)
