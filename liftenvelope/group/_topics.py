@@ -42,6 +42,7 @@ from liftenvelope.jetstream import (
     OrderedReset,
     PullEvent,
     Reconnected,
+    RetentionPolicy,
     Stream,
 )
 from liftenvelope.jetstream.api import DEFAULT_PREFIX, is_restored
@@ -267,8 +268,15 @@ class JetStreamTopicSource:
         return await stream_bounds(await self._stream(place.stream), place.subject)
 
     async def _stream(self, name: str) -> Stream:
-        """Look a stream up, and note when it was created."""
+        """Look a stream up, check its retention, and note when it was created."""
         stream = await self._js.stream(name)
+        if (retention := stream.cached_info.config.retention) != RetentionPolicy.LIMITS:
+            # Members read without acks, so with interest retention JetStream deletes what it delivers to
+            # them, and stores nothing while there is no member. A work queue refuses such consumers.
+            raise UsageError(
+                f"stream {name!r} must have the retention {RetentionPolicy.LIMITS} to be read by a group, "
+                f"got {retention}: read it with a durable consumer of JetStream, or change the stream"
+            )
         created, oldest = stream.cached_info.created, stream.cached_info.state.first_ts
         if created is not None:
             self._created[name] = _ns(created)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from nats.aio.client import Client
 
-from liftenvelope.errors import StreamNotFoundError
+from liftenvelope.errors import StreamNotFoundError, UsageError
 from liftenvelope.group import (
     GroupConsumer,
     JetStreamTopic,
@@ -16,6 +16,7 @@ from liftenvelope.group import (
     UnknownMemberError,
 )
 from liftenvelope.group._topics import JetStreamTopicSource
+from liftenvelope.jetstream import RetentionPolicy, StreamConfig
 
 from .play import PATIENCE, Play, eventually, quiet, take
 
@@ -140,3 +141,20 @@ async def test_open_fails_if_a_stream_with_a_new_partition_does_not_exist(play: 
     with pytest.raises(StreamNotFoundError):
         await GroupConsumer(play.nc, play.name, topic, timeout=PATIENCE, on_event=quiet).open()
     assert not (await play.client.describe_group(play.name)).members
+
+
+@pytest.mark.parametrize("auto_offset", ["earliest", "new"])
+@pytest.mark.parametrize("retention", [RetentionPolicy.INTEREST, RetentionPolicy.WORK_QUEUE])
+async def test_stream_that_deletes_delivered_messages_is_refused_and_keeps_them(
+    play: Play, retention: RetentionPolicy, auto_offset: str
+) -> None:
+    name = f"{play.name}-kept"
+    stream = await play.js.create_stream(StreamConfig(name=name, retention=retention))
+    topic = JetStreamTopic.of_streams(name, [name])
+    with pytest.raises(UsageError, match=f"'{name}' must have the retention limits .* got {retention}"):
+        async with (
+            asyncio.timeout(PATIENCE),
+            GroupConsumer(play.nc, play.name, topic, auto_offset=auto_offset, on_event=quiet) as consumer,
+        ):
+            await anext(consumer)
+    assert (await stream.info()).state.consumer_count == 0
