@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, Literal, TypeVar
 
 from liftenvelope._deadlines import Deadline
@@ -22,10 +23,18 @@ from liftenvelope.jetstream._consumer_config import ConsumerConfig
 from liftenvelope.jetstream._records import check_kept
 from liftenvelope.jetstream._server_version import is_older, server_version
 from liftenvelope.jetstream.api import Api
-from liftenvelope.jetstream.infos import ConsumerInfo
+from liftenvelope.jetstream.errors import INACTIVE_TOO_LONG
+from liftenvelope.jetstream.infos import ConsumerInfo, StreamInfo
 from liftenvelope.jetstream.names import check_consumer_name, check_stream_name
 
-__all__ = ["ConsumerAction", "change_consumer", "consumer_info", "delete_consumer", "put_consumer"]
+__all__ = [
+    "ConsumerAction",
+    "change_consumer",
+    "consumer_info",
+    "create_reader",
+    "delete_consumer",
+    "put_consumer",
+]
 
 _T = TypeVar("_T")
 #: Seconds without an answer after which :func:`change_consumer` looks for the reason, and seconds for that.
@@ -64,6 +73,30 @@ async def put_consumer(
     info = await api.request_as(ConsumerInfo.from_json, subject, body, timeout=timeout)
     check_kept(config, info.config, f"consumer {name!r} of stream {stream!r}")
     return info
+
+
+async def create_reader(
+    api: Api, stream: str, config: ConsumerConfig, *, timeout: float | None = None
+) -> ConsumerInfo:
+    """Create a consumer for one reader. It may be inactive for no longer than its stream allows.
+
+    Args:
+        api: JetStream API.
+        stream: Name of the stream.
+        config: Configuration. A longer inactivity threshold than that of the stream's limits is shortened.
+        timeout: Seconds for the whole call. Default: the timeout of the API.
+
+    Raises: As for :func:`put_consumer`.
+    """
+    deadline = Deadline(api.seconds_of(timeout))
+    try:
+        return await put_consumer(api, stream, config, "create", timeout=deadline.left)
+    except JetStreamError as exc:
+        if exc.err_code != INACTIVE_TOO_LONG:
+            raise
+    info = await api.request_as(StreamInfo.from_json, f"STREAM.INFO.{stream}", timeout=deadline.left)
+    config = replace(config, inactive_threshold=info.config.consumer_limits.inactive_threshold)
+    return await put_consumer(api, stream, config, "create", timeout=deadline.left)
 
 
 async def consumer_info(

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from liftenvelope.errors import MessageNotFoundError
 from liftenvelope.jetstream._consumer_config import AckPolicy, ConsumerConfig, DeliverPolicy
+from liftenvelope.jetstream._consumer_requests import create_reader
 from liftenvelope.jetstream.api import natural
 from liftenvelope.jetstream.lagging import LeaderSearch
 
@@ -103,9 +104,8 @@ async def _on_leader(stream: Stream, start: Mapping[str, Any], subjects: Sequenc
             filter_subjects=tuple(subjects),
             **start,
         )
-        consumer = await stream.create_consumer(config)
-        info = consumer.cached_info
-        await stream.delete_consumer(consumer.name)
+        info = await create_reader(stream._api, stream.name, config)
+        await stream.delete_consumer(info.name)
         return info, _server_of(info.cluster)
 
     return await on_leader(stream.name, ask_leader, probe)

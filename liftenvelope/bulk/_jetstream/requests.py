@@ -18,12 +18,14 @@ from liftenvelope.bulk._jetstream.stream_clock import StreamTimes
 from liftenvelope.bulk.ranges import Extent
 from liftenvelope.errors import (
     CallTimeoutError,
+    JetStreamError,
     LiftEnvelopeError,
     ServerProtocolError,
     StreamNotFoundError,
     TransportError,
 )
 from liftenvelope.jetstream.api import api_prefix, natural, parse_ns
+from liftenvelope.jetstream.errors import INACTIVE_TOO_LONG
 from liftenvelope.jetstream.lagging import LeaderSearch, server_of
 from liftenvelope.jetstream.names import check_stream_name
 
@@ -272,7 +274,22 @@ class JetStreamRequests:
             LiftEnvelopeError: As for :meth:`ask`.
         """
         request = consumer_request(self.stream, start_at(offset), self.filters)
-        return self.ask(_pending_and_server, f"CONSUMER.CREATE.{self.stream}.{name}", request, _CLOSING)
+        return self._create(_pending_and_server, name, request)
+
+    def _create(self, read: Callable[[dict[str, Any]], _T], name: str, request: dict[str, Any]) -> _T:
+        """Create a consumer, and return the answer as parsed by ``read``.
+
+        If its stream has a lower limit of inactivity, the request gets that one.
+        """
+        subject = f"CONSUMER.CREATE.{self.stream}.{name}"
+        try:
+            return self.ask(read, subject, request, _CLOSING)
+        except JetStreamError as exc:
+            if exc.err_code != INACTIVE_TOO_LONG:
+                raise
+        longest = self.ask(_longest_inactive_ns, f"STREAM.INFO.{self.stream}")
+        request["config"]["inactive_threshold"] = longest
+        return self.ask(read, subject, request, _CLOSING)
 
     def drop_consumer(self, name: str, link: NatsSocket | None = None) -> None:
         """Delete a consumer, without waiting for the answer.
@@ -312,7 +329,7 @@ class JetStreamRequests:
         def make() -> tuple[int, str]:
             name = new_name()
             try:
-                made = self.ask(number_and_server, f"CONSUMER.CREATE.{self.stream}.{name}", request, _CLOSING)
+                made = self._create(number_and_server, name, request)
                 self.ask(_all, f"CONSUMER.DELETE.{self.stream}.{name}")
             except Stopped:
                 self.drop_consumer(name)
@@ -412,6 +429,10 @@ def _names(answer: dict[str, Any]) -> tuple[list[str], int]:
 
 def _pending_and_server(answer: dict[str, Any]) -> tuple[int, str]:
     return pending(answer), server_of(answer)
+
+
+def _longest_inactive_ns(answer: dict[str, Any]) -> int:
+    return natural(answer["config"]["consumer_limits"]["inactive_threshold"])
 
 
 def _config_and_extent(answer: dict[str, Any]) -> tuple[dict[str, Any], Extent]:

@@ -49,7 +49,8 @@ class OrderedConsumer:
         headers_only: Omit the payloads. Default false.
         replay_policy: Delivery rate. Default INSTANT.
         inactive_threshold: Seconds after which the server removes the consumer of a reader that has not
-            pulled for so long, dead or alive. Default 300.
+            pulled for so long, dead or alive. Default 300, or less if ``consumer_limits`` of
+            the stream allow less.
         max_reset_attempts: Failed attempts in a row to create the consumer again, after which
             :meth:`messages` and :meth:`consume` end with the error of the last one. Attempts while the
             connection is down do not count. Default: no limit.

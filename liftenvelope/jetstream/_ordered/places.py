@@ -28,7 +28,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream._consumer_config import ConsumerConfig, DeliverPolicy
-from liftenvelope.jetstream._consumer_requests import put_consumer
+from liftenvelope.jetstream._consumer_requests import create_reader
 from liftenvelope.jetstream.abandoned import created_or_removed, in_background
 from liftenvelope.jetstream.errors import StreamReplacedError
 from liftenvelope.jetstream.infos import StreamInfo
@@ -103,8 +103,9 @@ class OrderedPlaces:
                 opt_start_seq=max(sequence, self._began or 0) + 1,
                 opt_start_time=None,
             )
-        creating = put_consumer(self._api, self._stream, config, "create", timeout=timeout)
+        creating = create_reader(self._api, self._stream, config, timeout=timeout)
         info = await created_or_removed(creating, partial(self._remove, name))
+        self._config = replace(self._config, inactive_threshold=info.config.inactive_threshold)
         if config.deliver_policy in (DeliverPolicy.NEW, DeliverPolicy.LAST):
             self._began = info.delivered.stream_seq
         consumer = Consumer(self._api, info)

@@ -399,6 +399,15 @@ class TestTail:
             assert reader.read_next_batch()["value"].to_pylist() == [b"%d" % i]
 
 
+@pytest.mark.parametrize("seconds", [60, 2])
+def test_stream_that_limits_inactive_consumers_is_read_and_counted(url: str, name: str, seconds: int) -> None:
+    make_stream(url, name, consumer_limits={"inactive_threshold": seconds * 1_000_000_000})
+    publish(url, [(f"{name}.{number % 2}", b"%d" % number, None) for number in range(10)])
+    assert offsets(bulk.read(url, name).read_all()) == list(range(10))
+    assert bulk.count(url, name, subjects=[f"{name}.1"]) == 5
+    assert offsets(next(bulk.tail(url, name, start=8, batch_rows=2))) == [8, 9]
+
+
 def test_an_abandoned_reader_leaves_nothing(url: str) -> None:
     threads = BulkThreads()
     reader = bulk.read(url, "numbers", batch_rows=10, parallel=3)
