@@ -238,7 +238,7 @@ class ConsumerRead(RangeRead):
             return
         wanted = -1 if self._span.stop < 0 else self._span.stop - self._next
         was_idle = self._pulls.is_idle
-        while (due := self._pulls.due(wanted)) is not None:
+        while (due := self._pulls.due(wanted, self._source.max_batch)) is not None:
             number, amount = due
             self._request(link, self._pulls.request(amount), number)
         left = self._left if self._rows.pending < 0 else self._rows.pending

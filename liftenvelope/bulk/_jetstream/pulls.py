@@ -73,15 +73,16 @@ class PullsInFlight:
         # A server may claim any max_payload.
         self._nbytes = min(max(_PULL_BYTES, 2 * max_payload, self._nbytes), _MOST_PULL_BYTES)
 
-    def due(self, wanted: int) -> tuple[int, int] | None:
+    def due(self, wanted: int, most: int = 0) -> tuple[int, int] | None:
         """Register a new pull and return its number and its message count; None if no pull is due.
 
         Args:
             wanted: Maximum number of messages still to come; -1 for no limit.
+            most: Maximum number of messages of a pull; 0 for no limit of the server.
         """
         if len(self._pulls) >= _DEPTH or wanted == 0:
             return None
-        amount = _MOST if wanted < 0 else min(wanted, _MOST)
+        amount = min(_MOST if wanted < 0 else wanted, most or _MOST, _MOST)
         number, self._next = self._next, self._next + 1
         self._pulls.append([number, amount])
         return number, amount

@@ -161,6 +161,8 @@ class JetStreamRequests:
         self.stream = check_stream_name(stream)
         #: Filters that the server applies to reads through consumers; none to read all messages.
         self.filters: tuple[str, ...] = ()
+        #: Most messages of a pull from the last consumer, by a limit of its server; 0 for none.
+        self.max_batch = 0
         self.access = target.access
         self.prefix = api_prefix(target.access.domain, target.access.api_prefix)
         self._connector = Connector(target)
@@ -274,7 +276,8 @@ class JetStreamRequests:
             LiftEnvelopeError: As for :meth:`ask`.
         """
         request = consumer_request(self.stream, start_at(offset), self.filters)
-        return self._create(_pending_and_server, name, request)
+        left, server, self.max_batch = self._create(_pending_server_and_batch, name, request)
+        return left, server
 
     def _create(self, read: Callable[[dict[str, Any]], _T], name: str, request: dict[str, Any]) -> _T:
         """Create a consumer, and return the answer as parsed by ``read``.
@@ -427,8 +430,8 @@ def _names(answer: dict[str, Any]) -> tuple[list[str], int]:
     return [as_text("name", name) for name in answer.get("streams") or ()], natural(answer["total"])
 
 
-def _pending_and_server(answer: dict[str, Any]) -> tuple[int, str]:
-    return pending(answer), server_of(answer)
+def _pending_server_and_batch(answer: dict[str, Any]) -> tuple[int, str, int]:
+    return pending(answer), server_of(answer), natural(answer["config"].get("max_batch", 0))
 
 
 def _longest_inactive_ns(answer: dict[str, Any]) -> int:

@@ -70,9 +70,8 @@ _BYTES_LEFT: Final = re.compile(rb"nats-pending-bytes: *(\d+)", re.IGNORECASE)
 _TOKENS: Final = 9
 _SEQUENCE_AT: Final = 5
 
-#: Body of a pull request, with a placeholder for its bytes.
-_PULL: Final = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d,"max_bytes":%%d}' % (
-    _BATCH,
+#: Body of a pull request, with placeholders for its messages and its bytes.
+_PULL: Final = b'{"batch":%%d,"expires":%d,"idle_heartbeat":%d,"max_bytes":%%d}' % (
     _EXPIRES * _NS,
     _HEARTBEAT * _NS,
 )
@@ -188,6 +187,7 @@ class DeliveryFeed:
         self._inbox = self._nc.new_inbox()
         self._subscription: DirectSubscription | None = None
         self._consumer = ""
+        self._batch = _BATCH
         # True until the server has been asked for the number of messages left: see recount().
         self._must_recount = False
         self._delivered = 0
@@ -410,7 +410,7 @@ class DeliveryFeed:
         self._pulls[b"%d" % self._pull_number] = _Pull(amount, shared)
         self._window.pulled(amount)
         subject = f"{self._js.api.prefix}.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
-        self._send(subject, _PULL % amount, f"{self._inbox}.{self._pull_number}")
+        self._send(subject, _PULL % (self._batch, amount), f"{self._inbox}.{self._pull_number}")
 
     def _send(self, subject: str, body: bytes, reply: str) -> None:
         head = f"PUB {subject} {reply} {len(body)}\r\n".encode()
@@ -436,6 +436,8 @@ class DeliveryFeed:
         config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(self._next, 1)}
         info = await _make(self._js.api, self._stream, name, config)
         self._consumer = name
+        # nats-server gives its max_request_batch to each consumer, and refuses larger pulls.
+        self._batch = min(_BATCH, int(info["config"].get("max_batch", 0)) or _BATCH)
         self.pending, self._must_recount = int(info["num_pending"]), False
         # Messages received so far are from the last consumer.
         self._drop_received()

@@ -344,7 +344,9 @@ class OrderedFeed:
         consumer = self._consumer = await self._places.make(self._began)
         self._generation += 1
         hooks = Hooks(partial(self._on_event, self._generation))
-        feed = PullFeed(consumer, self._plan_of_rest(), hooks)
+        # nats-server gives its max_request_batch to each consumer, and refuses larger pulls.
+        plan = self._plan_of_rest().within(consumer.cached_info.config.max_batch)
+        feed = PullFeed(consumer, plan, hooks)
         self._feed = feed
         try:
             await feed.start()

@@ -78,6 +78,11 @@ class _OrderedReader:
         self.epoch = epoch
         self.expected = 1
 
+    def portion(self, amount: Amount, have: int) -> int:
+        """Return the number of messages to ask for, within the limit that the server has for one pull."""
+        missing = (amount.messages or 0) - have
+        return min(missing, self.consumer.cached_info.config.max_batch or missing)
+
     def take(self, batch: Batch, into: Batch) -> bool:
         """Append the messages up to the first gap; return true if the batch had no gap."""
         for message in batch:
@@ -178,13 +183,17 @@ class OrderedFetches:
     async def _fill_on(self, amount: Amount, into: Batch, deadline: float) -> bool:
         """Fetch from the current or a new consumer; return true if the fetch is complete."""
         reader = await self._ready(into, deadline)
-        batch = await self._unless_lost(_ask(reader.consumer, amount, len(into), deadline), reader.epoch)
-        if batch is None or not reader.take(batch, into):
-            self._leave()
-            return bool(into) and amount.size is not None  # the bytes left are unknown
-        if batch.error is not None:
-            raise batch.error
-        return True
+        while True:
+            asked = reader.portion(amount, len(into))
+            asking = _ask(reader.consumer, amount, asked, deadline)
+            batch = await self._unless_lost(asking, reader.epoch)
+            if batch is None or not reader.take(batch, into):
+                self._leave()
+                return bool(into) and amount.size is not None  # the bytes left are unknown
+            if batch.error is not None:
+                raise batch.error
+            if amount.size is not None or len(batch) < asked or len(into) == amount.messages:
+                return True
 
     async def _ready(self, into: Batch, deadline: float) -> _OrderedReader:
         """Return the consumer to fetch from; create one if there is none or the connection is new."""
@@ -232,9 +241,8 @@ class OrderedFetches:
             self._places.forget(reader.consumer)
 
 
-def _ask(consumer: Consumer, amount: Amount, have: int, deadline: float) -> Coroutine[Any, Any, Batch]:
-    """Fetch the messages still missing."""
-    messages = (amount.messages or 0) - have
+def _ask(consumer: Consumer, amount: Amount, messages: int, deadline: float) -> Coroutine[Any, Any, Batch]:
+    """Fetch so many messages, or the bytes of the amount."""
     if amount.expires is None:
         return consumer.fetch_no_wait(messages)
     left = max(deadline - asyncio.get_running_loop().time(), _LEAST)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypedDict
 
 from liftenvelope._checks import MAX_INT64, as_count, as_seconds
@@ -122,6 +122,15 @@ class PullPlan:
                 self._made.clear()
             self._made[key] = payload
         return payload
+
+    def within(self, max_batch: int | None) -> PullPlan:
+        """Return the plan with at most ``max_batch`` messages for each pull; None or 0 for no limit."""
+        if not max_batch:
+            return self
+        limits, batch = self.limits, min(self.batch, max_batch)
+        if not limits.in_bytes and limits.limit > max_batch:
+            limits = replace(limits, limit=max_batch, threshold=math.ceil(max_batch / 2))
+        return replace(self, limits=limits, batch=batch, _made={})
 
     def _body(self, amount: int, pin_id: str | None, seconds: float | None) -> dict[str, Any]:
         body = dict(self.fields)

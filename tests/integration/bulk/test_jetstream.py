@@ -408,6 +408,14 @@ def test_stream_that_limits_inactive_consumers_is_read_and_counted(url: str, nam
     assert offsets(next(bulk.tail(url, name, start=8, batch_rows=2))) == [8, 9]
 
 
+def test_stream_of_a_server_that_limits_the_messages_of_a_pull_is_read(name: str) -> None:
+    with jetstream(config={"jetstream": {"limits": {"max_request_batch": 10}}}) as server:
+        make_stream(server.url, name)
+        publish(server.url, numbered(name, 95))
+        assert offsets(bulk.read(server.url, name).read_all()) == list(range(95))
+        assert offsets(next(bulk.tail(server.url, name, start=5, batch_rows=90))) == list(range(5, 95))
+
+
 def test_an_abandoned_reader_leaves_nothing(url: str) -> None:
     threads = BulkThreads()
     reader = bulk.read(url, "numbers", batch_rows=10, parallel=3)

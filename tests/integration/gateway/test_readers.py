@@ -403,3 +403,18 @@ async def test_client_publishes_as_much_as_its_own_limit_and_that_of_the_gateway
             async with client.subscribe(name, start="earliest", stop="latest") as messages:
                 assert [len(message.value) async for message in messages] == [len(big)] * 3 + [5, len(big)]
         await nc.close()
+
+
+async def test_reader_pulls_no_more_than_its_server_allows(name: str) -> None:
+    config = {"jetstream": {"limits": {"max_request_batch": 10}}}
+    async with run_nats_server(jetstream=True, config=config) as server:
+        client = await connect(server.url)
+        with accelerate(client):
+            async with JetStream(client) as js:
+                await js.create_stream(StreamConfig(name=name))
+                await fill(js, name, [b"%d" % number for number in range(95)])
+                feed = DeliveryFeed(js, name, 1)
+                await feed.open()
+                assert sequences_of(await take(feed, 95)) == list(range(1, 96))
+                await feed.close()
+        await client.close()
