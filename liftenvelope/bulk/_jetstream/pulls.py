@@ -11,6 +11,8 @@ __all__ = ["EXPIRES", "HEARTBEAT", "PENDING", "Asked", "PullsInFlight"]
 
 _SECOND: Final = 1_000_000_000
 _DEPTH: Final = 2
+#: Requests to remember. A server that forgets its pulls, or serves them to the end, names none of them again.
+_REMEMBERED: Final = 16
 #: Messages to ask for in a pull that its bytes limit (ADR-37).
 _MOST: Final = 1_000_000
 _PULL_BYTES: Final = 8 * 1024 * 1024
@@ -98,7 +100,10 @@ class PullsInFlight:
 
     def sent(self, number: int, offset: int, now: float) -> None:
         """Note that a request was sent while the read was at an offset."""
+        self._asked.pop(number, None)
         self._asked[number] = Asked(offset, now)
+        if len(self._asked) > _REMEMBERED:
+            del self._asked[next(iter(self._asked))]  # the oldest
 
     def asked(self, number: int) -> Asked | None:
         """Return what was noted about a request; None if that has ended."""

@@ -20,7 +20,7 @@ from liftenvelope import bulk
 from liftenvelope._checks import as_local_path
 from liftenvelope.bulk import Access
 from liftenvelope.bulk._engine.crew import Crew, Outlet, Piece
-from liftenvelope.bulk._jetstream.pulls import PullsInFlight
+from liftenvelope.bulk._jetstream.pulls import PENDING, Asked, PullsInFlight
 from liftenvelope.bulk.access import ServerKind, find_target
 from liftenvelope.bulk.files import from_lines, open_parquet, to_lines
 from liftenvelope.bulk.ranges import Range, split_ranges
@@ -55,6 +55,44 @@ class TestPulls:
         pulls.due(-1)
         pulls.ended(2)
         assert pulls.is_idle
+
+    def test_few_requests_are_remembered_however_many_the_server_forgets(self) -> None:
+        pulls, sent = PullsInFlight(), list[int]()
+        for at in range(1_000):
+            pulls.forget()
+            while (due := pulls.due(-1)) is not None:
+                pulls.sent(due[0], at, float(at))
+                sent.append(due[0])
+        assert [number for number in sent if pulls.asked(number) is not None] == sent[-16:]
+
+    def test_request_that_is_sent_again_counts_as_new(self) -> None:
+        pulls = PullsInFlight()
+        for number in range(1, 15):
+            pulls.sent(PENDING, number, 0.0)
+            pulls.sent(number, number, 0.0)
+            pulls.sent(-number, number, 0.0)
+        assert pulls.asked(PENDING) == Asked(14, 0.0)
+
+    def test_pause_grows_until_a_message_comes(self) -> None:
+        pulls = PullsInFlight()
+        assert pulls.paused_until == 0.0
+        assert [pulls.fruitless(now) for now in (10.0, 11.0, 13.0)] == [0.0, 1.0, 3.0]
+        assert pulls.paused_until > 13.0
+        pulls.moved()
+        assert pulls.paused_until == 0.0
+        assert pulls.fruitless(20.0) == 0.0
+
+    def test_pulls_are_widened_up_to_a_limit(self) -> None:
+        pulls, sizes = PullsInFlight(), list[int]()
+        pulls.begin(2**40)
+        assert not pulls.widen()
+        pulls = PullsInFlight()
+        pulls.begin(1_000)
+        while pulls.widen():
+            sizes.append(pulls.request(1)["max_bytes"])
+        assert sizes == [2**power for power in range(24, 31)]
+        pulls.begin(1_000)
+        assert pulls.request(1)["max_bytes"] == 2**30
 
     @given(st.lists(st.one_of(st.integers(0, 5), st.just("ended"), st.just("due"))))
     def test_pull_window_never_loses_count(self, steps: list[Any]) -> None:
