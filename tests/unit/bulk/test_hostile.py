@@ -304,7 +304,7 @@ def test_tail_pauses_and_ends_if_every_pull_is_ended_at_once() -> None:
 
 @pytest.mark.parametrize("text", [b"100 Idle Heartbeat", b"100 FlowControl Request"])
 def test_read_ends_if_nothing_but_heartbeats_come(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_read, "_EXPIRES", 0.5)
+    monkeypatch.setattr(consumer_read, "EXPIRES", 0.5)
     beats = itertools.count()
 
     def script(subject: bytes, reply: bytes, sid: int) -> bytes:
