@@ -112,7 +112,7 @@ cdef inline bint get_place(const uint8_t* p, Py_ssize_t n, Place* place) noexcep
 cdef class Acknowledger:
     """Writes acks for the messages of one partition, as a consumer delivers them.
 
-    Invariant: an ack to `reply` covers no message that was not taken here. Deliveries are numbered from 1
+    Invariant: an ack to `reply` covers no message that was not taken here. Deliveries are numbered
     without gaps, and an ack to JetStream covers all earlier deliveries. After a gap no message is taken, until
     begin() with a consumer that redelivers: otherwise the ack of a later message would cover the missing one,
     and its publisher would never get an ack.
@@ -147,11 +147,11 @@ cdef class Acknowledger:
     def __dealloc__(self):
         PyMem_Free(self.buffer)
 
-    def begin(self):
-        """Start with a new consumer, which has delivered nothing yet."""
+    def begin(self, int64_t delivery=0):
+        """Start with another consumer, whose last message has this delivery sequence and is acknowledged."""
         self.reply = b""
         self.stream_sequence = 0
-        self.delivery = 0
+        self.delivery = delivery
         self.gap = False
         self.repeated = False
         self.refused = b""

@@ -82,8 +82,8 @@ def _place(reply: bytes) -> tuple[int, int, int] | None:
 class Acknowledger:
     """Writes acks for the messages of one partition, as a consumer delivers them.
 
-    Invariant: an ack to :attr:`reply` covers no message that was not taken here. Deliveries are numbered from
-    1 without gaps, and an ack to JetStream covers all earlier deliveries. If a delivery is missing, an ack of
+    Invariant: an ack to :attr:`reply` covers no message that was not taken here. Deliveries are numbered
+    without gaps, and an ack to JetStream covers all earlier deliveries. If a delivery is missing, an ack of
     the next one would cover it, and the publisher of the missing message would never get an ack. So after a
     gap no message is taken, until :meth:`begin` with a consumer that redelivers.
 
@@ -97,7 +97,7 @@ class Acknowledger:
         reply: Reply subject of the last message taken, empty if none. An ack to it covers that message and
             all before it.
         stream_sequence: Stream sequence of the last message taken, 0 if none.
-        delivery: Delivery sequence of the last message taken, 0 if none.
+        delivery: Delivery sequence of the last message taken; that passed to :meth:`begin` if none.
         gap: True if a delivery is missing.
         repeated: True if the last call of :meth:`take` got a message that had been taken before.
         refused: Beginning of the last disallowed ack inbox seen by the last call of :meth:`take`; empty if
@@ -128,11 +128,15 @@ class Acknowledger:
         self._prefixes = tuple(as_bytes("prefix", prefix) for prefix in prefixes)
         self.begin()
 
-    def begin(self) -> None:
-        """Start with a new consumer, which has delivered nothing yet."""
+    def begin(self, delivery: int = 0) -> None:
+        """Start with another consumer.
+
+        Args:
+            delivery: Delivery sequence of its last message, which is acknowledged. Default 0: none.
+        """
         self.reply = b""
         self.stream_sequence = 0
-        self.delivery = 0
+        self.delivery = delivery
         self.gap = False
         self.repeated = False
         self.refused = b""

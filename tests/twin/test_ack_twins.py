@@ -191,6 +191,17 @@ def test_nothing_is_taken_after_a_gap(acks: Any) -> None:
 
 
 @TWINS
+def test_deliveries_go_on_after_those_of_the_last_reader(acks: Any) -> None:
+    acknowledger = acks.Acknowledger("s", "s", 1 << 20)
+    acknowledger.begin(7)
+    assert acknowledger.delivery == 7
+    assert acknowledger.take([delivered(asking(), 9, 8)], NOW)[1] == 1
+    acknowledger.begin(7)
+    assert acknowledger.take([delivered(asking(), 10, 9)], NOW)[1] == 0
+    assert acknowledger.gap
+
+
+@TWINS
 def test_what_comes_again_has_its_ack_already(acks: Any) -> None:
     acknowledger = acks.Acknowledger("s", "s", 1 << 20)
     batch = [delivered(asking(), 5, 1), delivered(asking(), 4, 2), delivered(asking(), 5, 3)]
@@ -276,8 +287,8 @@ DELIVERIES = st.lists(
 )
 
 
-@given(st.lists(DELIVERIES, max_size=4), st.text(max_size=4), st.integers(1, 120))
-def test_the_twins_agree(batches: list[list[Any]], stream: str, max_ack: int) -> None:
+@given(st.lists(DELIVERIES, max_size=4), st.text(max_size=4), st.integers(1, 120), st.integers(0, 2))
+def test_the_twins_agree(batches: list[list[Any]], stream: str, max_ack: int, delivery: int) -> None:
     prefixes = (b"in", b"_INBOX.")
     python = readable.acks.Acknowledger(stream, "s", max_ack, prefixes)
     cython = _fastacks.Acknowledger(stream, "s", max_ack, prefixes)
@@ -286,8 +297,8 @@ def test_the_twins_agree(batches: list[list[Any]], stream: str, max_ack: int) ->
         for name in ("reply", "stream_sequence", "delivery", "gap", "repeated", "refused"):
             assert getattr(python, name) == getattr(cython, name)
         if python.gap:
-            python.begin()
-            cython.begin()
+            python.begin(delivery)
+            cython.begin(delivery)
 
 
 INBOXES = st.binary(max_size=12) | st.sampled_from([b"$a", b"_lift.a", b"_INBOX.a", b"_lifted"])

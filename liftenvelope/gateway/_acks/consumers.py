@@ -12,13 +12,21 @@ only if it is complete:
   requested, which no other server has to provide.
 
 A reader that replaces its consumer may do so because a server is lost, so it requests the names at once.
+
+nats-server needs half as long to give a consumer another subject as to create one and delete the other. So a
+reader that starts takes up the consumer of the last one, if that has acknowledged everything and is gone:
+nats-server refuses the change while anybody subscribes to the old subject.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from liftenvelope.errors import CallTimeoutError, ConsumerNotFoundError
+from liftenvelope.errors import CallTimeoutError, ConsumerNotFoundError, JetStreamError
+from liftenvelope.gateway._partitions.feed import ask_start
+from liftenvelope.jetstream.api import parse_ns
 from liftenvelope.jetstream.listing import consumer_names
 from liftenvelope.nats.link import Link
 
@@ -32,6 +40,8 @@ __all__ = ["ACK_CONSUMER", "AckConsumer", "AckConsumers", "ack_consumer"]
 #: Prefix of consumer names.
 ACK_CONSUMER: Final = "lift-acks-"
 _NS: Final = 1_000_000_000
+#: Seconds before the newest message: messages since then are acked again if no ack floor is known.
+_ACK_AGAIN: Final = 60
 #: Seconds before JetStream redelivers a message. Readers recover sooner: see the docstring of the reader's
 #: module.
 _ACK_WAIT: Final = 30
@@ -48,12 +58,15 @@ _TAKEN_OVER: Final = b"NATS/1.0 409 Taken Over\r\n\r\n"
 class AckConsumer(NamedTuple):
     """A reader's consumer: its name, ack floor and delivery subject.
 
-    If the server that holds the consumer is lost, ``floor`` and ``inbox`` are None.
+    If the server that holds the consumer is lost, ``floor`` and ``inbox`` are None. If everything delivered
+    is acknowledged, ``delivered`` is the number of deliveries, otherwise None.
     """
 
     name: str
     floor: int | None
     inbox: str | None
+    delivered: int | None = None
+    config: Mapping[str, Any] = MappingProxyType({})
 
 
 class AckConsumers:
@@ -135,6 +148,38 @@ class AckConsumers:
                     raise
         return AckConsumer(name, None, None)
 
+    async def recent_start(self) -> int:
+        """Return the stream sequence from which on messages are acked again if no ack floor is known."""
+        # By JetStream's clock: with this machine's one ahead, no message would be of the last minute.
+        newest = await self._api.request_as(_newest_ns, f"STREAM.INFO.{self._stream}")
+        return await ask_start(self._api, self._stream, newest - _ACK_AGAIN * _NS)
+
+    async def take_up(self, other: AckConsumer, inbox: str, heartbeat: float) -> str | None:
+        """Let a consumer deliver to another subject; return its server as :meth:`create` does.
+
+        Returns:
+            None if the consumer can't be used: it has other settings, is gone, or has a reader.
+
+        Args:
+            other: The consumer.
+            inbox: Subject of its deliveries from now on.
+            heartbeat: Seconds between two heartbeats.
+
+        Raises:
+            CallTimeoutError, TransportError: The consumer may deliver there or not.
+        """
+        wanted = ack_consumer(other.name, inbox, other.config.get("opt_start_seq", 0), heartbeat)
+        config = {**other.config, "deliver_subject": inbox}
+        if any(config.get(key) != value for key, value in wanted.items()):
+            return None  # made by another version
+        request = {"stream_name": self._stream, "config": config, "action": "update"}
+        try:
+            return await self._api.request_as(
+                _server, f"CONSUMER.CREATE.{self._stream}.{other.name}", request
+            )
+        except JetStreamError:
+            return None
+
     async def take_over(self, other: AckConsumer) -> None:
         """Delete a consumer and notify its reader, which may be hung.
 
@@ -179,6 +224,10 @@ def _due(info: dict[str, Any]) -> int:
     return int(info["delivered"]["consumer_seq"]) + (int(info["num_pending"]) > 0)
 
 
+def _newest_ns(info: dict[str, Any]) -> int:
+    return parse_ns(info["state"]["last_ts"])
+
+
 def _server(info: dict[str, Any]) -> str:
     return str(info.get("cluster", {}).get("leader", ""))
 
@@ -209,4 +258,5 @@ def _consumer(info: dict[str, Any]) -> AckConsumer | None:
         return None
     # A new consumer reports an ack floor of 0. Messages before its start were done when it was created.
     floor = max(info["ack_floor"]["stream_seq"], config["opt_start_seq"] - 1)
-    return AckConsumer(info["name"], floor, config["deliver_subject"])
+    delivered = None if info["num_ack_pending"] else int(info["delivered"]["consumer_seq"])
+    return AckConsumer(info["name"], floor, config["deliver_subject"], delivered, config)

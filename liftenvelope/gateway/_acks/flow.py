@@ -82,7 +82,7 @@ class AckFlow:
 
     @property
     def delivery(self) -> int:
-        """Consumer sequence of the last delivery received in this reading, 0 for none."""
+        """Consumer sequence of the last delivery received, in this reading or by an earlier reader."""
         return self._acks.delivery
 
     @property
@@ -101,6 +101,14 @@ class AckFlow:
         self._broken = False
         self._heard = self._next = now
         self._owed = 0
+
+    def follow(self, delivery: int) -> None:
+        """Expect the delivery after this one first: the consumer is that of an earlier reader.
+
+        Args:
+            delivery: Consumer sequence of the last delivery to that reader, which has acknowledged all.
+        """
+        self._acks.begin(delivery)
 
     def give_up(self) -> None:
         """Take nothing until the next reading, because written commands may be lost."""

@@ -6,14 +6,13 @@ then acknowledges the message to JetStream, on the same connection. So every ack
 
 A delivery can be lost when a reader dies, its connection drops or the consumer falls silent. JetStream would
 redeliver only after 30 seconds. So a reader that starts or restarts creates its own consumer, which begins
-after the last ack floor, and deletes all others. Two readers must never share a consumer: an acknowledgement
-is cumulative, so one reader would acknowledge messages that only the other received, and their acks would
-never be sent. A reader whose consumer is taken over receives nothing more, and is notified. A reader that
-hung and leads again when it resumes creates a new consumer. While two gateways both believe that they lead
-the partition, they take it over from each other, and no ack is missed.
-
-JetStream needs almost as long to delete a consumer as to create one. So a gateway that starts to lead many
-partitions deletes the other consumers only after all its readers have theirs.
+after the last ack floor, and deletes all others: those of many partitions after all readers have theirs. If
+the last reader is gone and has acknowledged everything, a reader that starts takes up its consumer instead,
+which costs nats-server less. Two readers must never share a consumer: an acknowledgement is cumulative, so
+one reader would acknowledge messages that only the other received, and their acks would never be sent. A
+reader whose consumer is taken over receives nothing more, and is notified. A reader that hung and leads again
+when it resumes creates a new consumer. While two gateways both believe that they lead the partition, they
+take it over from each other, and no ack is missed.
 
 The consumer always has one replica, because each replicated consumer would be another Raft group. When the
 server that holds the consumer is lost, :mod:`liftenvelope.gateway._acks.servers` notifies the reader, which
@@ -49,9 +48,8 @@ from liftenvelope.gateway._acks.deletions import ack_deletions_of
 from liftenvelope.gateway._acks.flow import ACKNOWLEDGE_EVERY, AckCommands, AckFlow
 from liftenvelope.gateway._acks.servers import ack_servers_of
 from liftenvelope.gateway._partitions.consumer_slots import consumer_slots_of
-from liftenvelope.gateway._partitions.feed import ask_start
 from liftenvelope.gateway._partitions.inbound import last_received
-from liftenvelope.jetstream.api import DEFAULT_PREFIX, Api, parse_ns
+from liftenvelope.jetstream.api import DEFAULT_PREFIX, Api
 from liftenvelope.jetstream.counting import is_stored
 from liftenvelope.jetstream.watch import watch_of
 from liftenvelope.nats.link import Link
@@ -65,13 +63,10 @@ if TYPE_CHECKING:
 __all__ = ["PartitionAckReader"]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
-_NS: Final = 1_000_000_000
 #: Seconds without a delivery after which a reader asks whether it has received all.
 _QUIET: Final = 10.0
 #: Timeout of a request to JetStream, in seconds. Short, because leaders may change and requests are retried.
 _ONE_REQUEST: Final = 2.0
-#: Seconds before the newest message: messages since then are acked again if no ack floor is known.
-_ACK_AGAIN: Final = 60
 #: Seconds between two checks whether all messages are acked.
 _LOOK: Final = 0.01
 #: Seconds before the next bind after one.
@@ -424,26 +419,50 @@ class PartitionAckReader:
     # Binding
 
     async def _bind(self) -> None:
-        """Create a consumer and subscription for all messages after the ack floor, and note the others."""
+        """Get a consumer and a subscription for all messages after the ack floor."""
         self._is_certain = self._is_certain and self._link.epoch == self._epoch
         await self._unsubscribe()
         self._wanted.clear()
         inbox = self._link.new_inbox()
-        name = self._consumer = ACK_CONSUMER + inbox.rpartition(".")[2]
         self._epoch = self._link.epoch
-        await self._deletions.add(self._nc, name, self._replace)
+        # No barrier needed: the server reads the subscriptions before the request that makes it deliver.
         self._subscription = await subscribe_direct(self._nc, inbox, self._take)
-        # No barrier needed: the server reads the subscriptions before the request that creates the consumer.
         self._flow.begin(time.monotonic())
         others = await (self._consumers.named() if self._bound else self._consumers.listed())
-        start = await self._start(others)
-        server = await self._consumers.create(name, inbox, start, self._heartbeat)
-        self._floor = start - 1  # acked before this reading
-        self._others = others
-        self._bound, self._is_certain = name, True
+        taken = await self._take_up(others, inbox)
+        server = await self._create(others, inbox) if taken is None else taken
+        self._bound, self._is_certain = self._consumer, True
         self._mark(not self._flow.broken)
         if server:
             self._servers.add(server, self)
+
+    async def _take_up(self, others: list[AckConsumer], inbox: str) -> str | None:
+        """Take up the consumer of the last reader; return its server, or None if that is not possible."""
+        if self._bound or len(others) != 1 or others[0].delivered is None:
+            return None  # a consumer that this reader had may be why it needs another one
+        await self._own(others[0].name)
+        # If it has delivered more since it was listed, a delivery is missing, and the reader creates another.
+        self._flow.follow(others[0].delivered)
+        server = await self._consumers.take_up(others[0], inbox, self._heartbeat)
+        if server is not None:
+            self._floor, self._others = others[0].floor or 0, []
+        return server
+
+    async def _create(self, others: list[AckConsumer], inbox: str) -> str:
+        """Create a consumer, and note the others; return its server."""
+        await self._own(ACK_CONSUMER + inbox.rpartition(".")[2])
+        self._flow.follow(0)
+        start = await self._start(others)
+        server = await self._consumers.create(self._consumer, inbox, start, self._heartbeat)
+        self._floor, self._others = start - 1, others  # messages before the start are acked
+        return server
+
+    async def _own(self, name: str) -> None:
+        """Take a consumer for the own one, and notice its deletion from now on."""
+        before, self._consumer = self._consumer, name
+        await self._deletions.add(self._nc, name, self._replace)
+        if before != name:
+            await self._deletions.remove(before)
 
     async def _take_over(self) -> None:
         """Delete the consumers that existed when the own one was created."""
@@ -458,15 +477,12 @@ class PartitionAckReader:
         floors = [floor for other in others if (floor := self._floor_of(other)) is not None]
         if floors:
             return 1 + max(floors)
-        # By JetStream's clock: with this machine's one ahead, no message would be of the last minute.
-        newest = await self._api.request_as(_newest_ns, f"STREAM.INFO.{self._jetstream_stream}")
-        return await ask_start(self._api, self._jetstream_stream, newest - _ACK_AGAIN * _NS)
+        return await self._consumers.recent_start()
 
     def _floor_of(self, other: AckConsumer) -> int | None:
         """Return a consumer's ack floor; None if its server is lost and its position is not certain."""
-        if other.floor is None and other.name == self._bound and self._is_certain:
-            return self._done
-        return other.floor
+        is_lost = other.floor is None and other.name == self._bound
+        return self._done if is_lost and self._is_certain else other.floor
 
     async def _unsubscribe(self) -> None:
         self._mark(False)
@@ -481,7 +497,3 @@ class PartitionAckReader:
         if self._quiet is not None:
             self._quiet.cancel()
             self._quiet = None
-
-
-def _newest_ns(info: dict[str, Any]) -> int:
-    return parse_ns(info["state"]["last_ts"])

@@ -226,6 +226,40 @@ async def test_what_is_stored_while_nobody_reads_is_acked_later_and_once(partiti
     assert partition.ids == ["a", "b", "c"]
 
 
+async def test_reader_takes_up_the_consumer_of_the_last_one(partition: Partition) -> None:
+    for ident in ("0", "1"):
+        async with partition.reader():
+            await partition.publish(ident)
+            await acked(partition, int(ident) + 1)
+            await partition.all_done()
+    (consumer,) = await partition.consumers()
+    assert consumer["delivered"]["consumer_seq"] == 2
+    assert partition.ids == ["0", "1"]
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+async def test_reader_leaves_a_consumer_with_deliveries_of_which_acks_may_be_missing(
+    partition: Partition, is_killed: bool
+) -> None:
+    """The reader of that consumer received a message, and was killed or hangs."""
+    async with partition.reader():
+        await partition.publish("0")
+        await acked(partition, 1)
+        await partition.all_done()
+    (before,) = await partition.consumers()
+    silent = await partition.nc.subscribe(before["config"]["deliver_subject"])
+    await partition.publish("1")
+    await silent.next_msg(60)
+    if is_killed:
+        await silent.unsubscribe()
+    async with partition.reader():
+        await acked(partition, 2)
+        await partition.all_done()
+        (now,) = await partition.consumers()
+        assert now["name"] != before["name"]
+    assert partition.ids == ["0", "1"]
+
+
 async def test_messages_that_are_gone_are_passed_over(partition: Partition) -> None:
     await partition.publish("a", "b", "c", "d")
     await partition.stored(4)
