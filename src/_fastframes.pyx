@@ -8,6 +8,7 @@ layouts.
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.pycapsule cimport PyCapsule_New
 from cpython.ref cimport Py_INCREF
@@ -15,6 +16,7 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
 
+from _blocks cimport BlockFunctions, BlockRow
 from _cursor cimport Slice, valid_utf8
 from _nats cimport *
 from _sending cimport PyIter_Send, set_send
@@ -442,6 +444,9 @@ include "_delivered.pxi"
 include "_replies.pxi"
 
 
+include "_blocks.pxi"
+
+
 include "_header_columns.pxi"
 
 
@@ -656,8 +661,9 @@ cdef class NatsWalker:
         self.opened[sid] = one
         self.last = None
 
-    def open_delivered(self, int64_t sid, type message_class not None, acks, bytes statuses not None):
-        """Take the messages of this subscription from now on, as objects of a class; statuses alone."""
+    def open_delivered(self, int64_t sid, type message_class not None, acks, bytes statuses not None,
+                       bint blocks=False):
+        """Take the messages of this subscription from now on, as objects of a class or in blocks."""
         if not issubclass(message_class, Delivered):
             raise UsageTypeError(f"{message_class!r} is no subclass of Delivered")
         self.open(sid)
@@ -665,6 +671,7 @@ cdef class NatsWalker:
         one.message_class = message_class
         one.acks = acks
         one.statuses = statuses
+        one.in_blocks = blocks
 
     def close(self, int64_t sid):
         """Leave the messages of this subscription from now on, including a partly received one."""
@@ -703,7 +710,7 @@ cdef class NatsWalker:
             at = self.walk_from(runs, &left)
             rest = self.buffer[left:at]
             self.start = at
-            return [(run.opened.sid, run.size, run.messages) for run in runs], rest
+            return [(run.opened.sid, run.size, run.content()) for run in runs], rest
         finally:
             for run in runs:
                 run.opened.run = None

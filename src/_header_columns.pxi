@@ -10,14 +10,14 @@ cdef struct Plain:
     Py_ssize_t count
 
 
-cdef bint read_plain(bytes block, Plain* plain) noexcept:
+cdef bint read_plain(Slice block, Plain* plain) noexcept:
     """Read a block of headers; false if it has a status, a name twice, many headers, or text that is not UTF-8.
 
     Reads others as `liftenvelope.nats.headers.headers_of` does: a line without a colon, or with a name that is not
     ASCII or has white space, is left out.
     """
-    cdef const uint8_t* p = start_of(block)
-    cdef const uint8_t* end = p + PyBytes_GET_SIZE(block)
+    cdef const uint8_t* p = block.p
+    cdef const uint8_t* end = p + block.n
     cdef const uint8_t* stop = line_end(p, end)
     cdef const uint8_t* colon
     cdef Slice name, value
@@ -78,57 +78,49 @@ cdef bint has_name(const Plain* plain, Slice name) noexcept nogil:
     return False
 
 
-# A column of text or bytes of which the size is known. The ends need not be aligned.
-cdef struct Column:
-    char* next
-    char* next_end
-    uint32_t filled
+cdef bint header_block(_Storage storage, Py_ssize_t i, Slice* block) except -1:
+    """Return true if a message has headers, and their block, or NULL if they are not one."""
+    cdef const BlockRow* row = storage.rows + i
+    block.p, block.n = NULL, 0
+    if storage.objects is None:
+        block[0] = storage.part(row, row.subject + row.reply, row.headers)
+        return row.headers > 0
+    headers = (<Delivered>storage.objects[i])._headers
+    if type(headers) is bytes:
+        block.p, block.n = start_of(<bytes>headers), PyBytes_GET_SIZE(<bytes>headers)
+    return bool(headers)
 
 
-cdef inline void add_text(Column* column, const void* text, Py_ssize_t n) noexcept:
-    column.next = put(column.next, <const char*>text, n)
-    column.filled += <uint32_t>n
-    column.next_end = put(column.next_end, <const char*>&column.filled, 4)
-
-
-cdef bytes new_column(Column* column, Py_ssize_t rows, bytes content):
-    """Return the ends of a column, of which the first is set; its content is `content`."""
-    cdef bytes ends = PyBytes_FromStringAndSize(NULL, (rows + 1) * 4)
-    column.filled = 0
-    column.next = PyBytes_AS_STRING(content)
-    column.next_end = put(PyBytes_AS_STRING(ends), <const char*>&column.filled, 4)
-    return ends
-
-
-def header_columns(list messages not None, entries not None):
+def header_columns(list blocks not None, entries not None):
     """Return (ends, name ends, names, value ends, values): headers as the buffers of an Arrow map column."""
-    cdef list found = []        # by message: None, a plain block, or a list of names and values
+    cdef list held = checked_blocks(blocks)
+    cdef list found = []        # by message: None, a plain block, True for that of a row, or a list of pairs
     cdef Plain plain
-    cdef Py_ssize_t i, rows = 0, names = 0, values = 0
-    for message in tuple(messages):  # `entries` may change the list
-        headers = (<Delivered?>message)._headers
-        if not headers:
-            found.append(None)
-        elif type(headers) is bytes and read_plain(<bytes>headers, &plain):
-            found.append(headers)
-            rows += plain.count
-            for i in range(plain.count):
-                names += plain.names[i].n
-                values += plain.values[i].n
-        else:
-            pairs = [((<str?>name).encode(), <bytes?>value) for name, value in entries(message)]
-            found.append(pairs)
-            rows += len(pairs)
-            for name, value in pairs:
-                names += PyBytes_GET_SIZE(<bytes>name)
-                values += PyBytes_GET_SIZE(<bytes>value)
-    if max(rows, names, values) > LARGEST_COLUMN:
-        text = f"the headers of a batch must have at most {LARGEST_COLUMN} bytes, got {max(rows, names, values)}"
-        raise UsageError(f"{text}: take fewer rows")
-    return filled_columns(found, rows, names, values)
+    cdef Slice text
+    cdef MessageBlock block
+    cdef Py_ssize_t i, j, rows = 0, names = 0, values = 0
+    for block in held:
+        for i in range(block.begin, block.begin + block.count):
+            if not header_block(block.storage, i, &text):
+                found.append(None)
+            elif text.p != NULL and read_plain(text, &plain):
+                found.append(True if block.storage.objects is None else (<Delivered>block.storage.objects[i])._headers)
+                rows += plain.count
+                for j in range(plain.count):
+                    names += plain.names[j].n
+                    values += plain.values[j].n
+            else:
+                pairs = [((<str?>name).encode(), <bytes?>value) for name, value in entries(block.storage.message(i))]
+                found.append(pairs)
+                rows += len(pairs)
+                for name, value in pairs:
+                    names += PyBytes_GET_SIZE(<bytes>name)
+                    values += PyBytes_GET_SIZE(<bytes>value)
+    check_size(max(rows, names, values), "headers")
+    return filled_columns(held, found, rows, names, values)
 
 
-cdef tuple filled_columns(list found, Py_ssize_t rows, Py_ssize_t names, Py_ssize_t values):
+cdef tuple filled_columns(list blocks, list found, Py_ssize_t rows, Py_ssize_t names, Py_ssize_t values):
     cdef bytes name_data = PyBytes_FromStringAndSize(NULL, names), value_data = PyBytes_FromStringAndSize(NULL, values)
     cdef bytes ends = PyBytes_FromStringAndSize(NULL, (len(found) + 1) * 4)
     cdef Column name_column, value_column
@@ -137,18 +129,27 @@ cdef tuple filled_columns(list found, Py_ssize_t rows, Py_ssize_t names, Py_ssiz
     cdef uint32_t end = 0
     cdef char* next_end = put(PyBytes_AS_STRING(ends), <const char*>&end, 4)
     cdef Plain plain
-    cdef Py_ssize_t i
-    for one in found:
-        if type(one) is bytes:
-            read_plain(<bytes>one, &plain)
-            for i in range(plain.count):
-                add_text(&name_column, plain.names[i].p, plain.names[i].n)
-                add_text(&value_column, plain.values[i].p, plain.values[i].n)
-            end += <uint32_t>plain.count
-        elif one is not None:
-            for name, value in <list>one:
-                add_text(&name_column, PyBytes_AS_STRING(<bytes>name), PyBytes_GET_SIZE(<bytes>name))
-                add_text(&value_column, PyBytes_AS_STRING(<bytes>value), PyBytes_GET_SIZE(<bytes>value))
-            end += <uint32_t>len(<list>one)
-        next_end = put(next_end, <const char*>&end, 4)
+    cdef Slice text
+    cdef MessageBlock block
+    cdef Py_ssize_t i, j, at = 0
+    for block in blocks:
+        for i in range(block.begin, block.begin + block.count):
+            one = found[at]
+            at += 1
+            if one is True or type(one) is bytes:
+                if one is True:
+                    header_block(block.storage, i, &text)
+                else:
+                    text.p, text.n = start_of(<bytes>one), PyBytes_GET_SIZE(<bytes>one)
+                read_plain(text, &plain)
+                for j in range(plain.count):
+                    add_text(&name_column, plain.names[j].p, plain.names[j].n)
+                    add_text(&value_column, plain.values[j].p, plain.values[j].n)
+                end += <uint32_t>plain.count
+            elif one is not None:
+                for name, value in <list>one:
+                    add_text(&name_column, PyBytes_AS_STRING(<bytes>name), PyBytes_GET_SIZE(<bytes>name))
+                    add_text(&value_column, PyBytes_AS_STRING(<bytes>value), PyBytes_GET_SIZE(<bytes>value))
+                end += <uint32_t>len(<list>one)
+            next_end = put(next_end, <const char*>&end, 4)
     return ends, name_ends, name_data, value_ends, value_data

@@ -47,7 +47,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 NATIVE: tuple[tuple[str, ...], ...] = (
     ("protobuf",),
     ("values", "delivered"),
-    ("nats_walker",),
+    ("blocks",),
+    ("nats_walker", "partition_buffer"),
     ("payloads", "columns", "frames", "jet", "put", "direct", "handout"),
     ("env", "requests"),
     ("_fastenv", "_fastframes", "_fastjet", "_fastput", "_fastdirect"),

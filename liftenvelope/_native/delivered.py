@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import re
-import struct
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from itertools import accumulate
 from typing import Any, Final, Generic, Self, TypeVar, final
-
-from liftenvelope.errors import UsageError
 
 __all__ = [
     "Delivered",
     "MessageQueue",
     "OrderedQueue",
     "Step",
-    "header_columns",
     "in_order",
-    "joined",
-    "stored_times",
+    "numbers_of",
 ]
 
 _T = TypeVar("_T", bound="Delivered")
 _Next = TypeVar("_Next")
 
 _LARGEST: Final = 2**63 - 1
-#: Maximum bytes of an Arrow binary column, whose ends have 32 bits.
-_LARGEST_COLUMN: Final = 2**31 - 1
 #: Reply subject of a consumer's message, in either form (see ``jetstream/message.py``). The groups are the
 #: stream sequence, the sequence of the delivery, and the time.
 _REPLY: Final = re.compile(
@@ -265,7 +257,7 @@ class OrderedQueue(Generic[_T]):
         """Return the stream sequence of the message that can be handed out at once; None if there is none."""
         if not self._queue or self.is_held:
             return None
-        numbers = _numbers(self._queue._items[0])
+        numbers = numbers_of(self._queue._items[0])
         return numbers[0] if numbers is not None and numbers[1] == self.expected else None
 
     def pop(self) -> _T:
@@ -297,7 +289,7 @@ class OrderedQueue(Generic[_T]):
         return self.pop()
 
 
-def _numbers(message: Delivered) -> tuple[int, int, int] | None:
+def numbers_of(message: Delivered) -> tuple[int, int, int] | None:
     """Return stream sequence, sequence of the delivery and time; None if the reply has another form."""
     reply = message._reply
     found = _REPLY.fullmatch(reply if isinstance(reply, bytes) else reply.encode("utf-8", "surrogatepass"))
@@ -319,68 +311,8 @@ def in_order(messages: list[_T], expected: int) -> list[int]:
     """
     found: list[int] = []
     for message in messages:
-        numbers = _numbers(message)
+        numbers = numbers_of(message)
         if numbers is None or numbers[1] != expected + len(found):
             break
         found.append(numbers[0])
     return found
-
-
-def stored_times(messages: list[_T], read: Callable[[str], int]) -> bytes:
-    """Return the times at which messages were stored, as 64-bit numbers in nanoseconds since 1970.
-
-    Args:
-        messages: Messages of consumers.
-        read: Parses a reply that is not a consumer's, or raises an error.
-    """
-    held = tuple(messages)  # read may change the list
-    times = (read(one.reply) if (numbers := _numbers(one)) is None else numbers[2] for one in held)
-    return struct.pack(f"={len(held)}q", *times)
-
-
-def joined(messages: list[_T]) -> tuple[bytes, bytes, str | None]:
-    """Return the payloads as the buffers of an Arrow binary column, and the subject that they share.
-
-    Returns:
-        32-bit ends of the payloads behind a 0, the payloads, and the subject if all messages have the same.
-
-    Raises:
-        UsageError: The payloads are larger than a column can be.
-    """
-    ends, values = _column([one.data for one in messages], "values")
-    subjects = {one.subject for one in messages}
-    return ends, values, subjects.pop() if len(subjects) == 1 else None
-
-
-def header_columns(
-    messages: list[_T], entries: Callable[[_T], list[tuple[str, bytes]]]
-) -> tuple[bytes, bytes, bytes, bytes, bytes]:
-    """Return the headers of messages as the buffers of an Arrow map column.
-
-    Args:
-        messages: Messages of consumers.
-        entries: Returns names and values of the headers of a message. The Cython twin itself reads plain
-            blocks, as :func:`liftenvelope.nats.headers.headers_of` does: those without a status, and without
-            a name that repeats.
-
-    Returns:
-        32-bit ends of the messages' headers behind a 0; ends of the names, and the names; ends of the
-        values, and the values.
-
-    Raises:
-        UsageError: The headers are larger than a column can be.
-    """
-    found = [entries(one) if one._headers else [] for one in tuple(messages)]  # entries may change the list
-    ends = list(accumulate(map(len, found), initial=0))
-    names = _column([name.encode() for pairs in found for name, _ in pairs], "headers")
-    values = _column([value for pairs in found for _, value in pairs], "headers")
-    return struct.pack(f"={len(ends)}i", *ends), *names, *values
-
-
-def _column(texts: list[bytes], what: str) -> tuple[bytes, bytes]:
-    """Return the 32-bit ends of texts behind a 0, and the texts."""
-    ends = list(accumulate(map(len, texts), initial=0))
-    if ends[-1] > _LARGEST_COLUMN:
-        text = f"the {what} of a batch must have at most {_LARGEST_COLUMN} bytes, got {ends[-1]}"
-        raise UsageError(f"{text}: take fewer rows")
-    return struct.pack(f"={len(ends)}i", *ends), b"".join(texts)

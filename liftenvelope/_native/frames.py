@@ -19,15 +19,8 @@ import struct
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, final
 
 from liftenvelope._checks import as_bytes
-from liftenvelope._native.delivered import (
-    Delivered,
-    MessageQueue,
-    OrderedQueue,
-    header_columns,
-    in_order,
-    joined,
-    stored_times,
-)
+from liftenvelope._native.blocks import MessageBlock, header_columns, joined, stored_times, subjects
+from liftenvelope._native.delivered import Delivered, MessageQueue, OrderedQueue, in_order
 from liftenvelope._native.nats_walker import NatsWalker
 from liftenvelope.errors import UsageError
 
@@ -39,6 +32,7 @@ __all__ = [
     "TOO_LONG",
     "Delivered",
     "FrameWalker",
+    "MessageBlock",
     "MessageCutter",
     "MessageQueue",
     "NatsWalker",
@@ -48,6 +42,7 @@ __all__ = [
     "joined",
     "pack_messages",
     "stored_times",
+    "subjects",
 ]
 
 _B = TypeVar("_B", bound="Buffer")

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from liftenvelope._checks import as_bytes
+from liftenvelope._native.blocks import MessageBlock
 from liftenvelope._native.delivered import Delivered
 from liftenvelope.errors import UsageTypeError
 
@@ -43,6 +44,7 @@ class _Opening(NamedTuple):
     message_class: type[Delivered] | None = None
     acks: Any = None
     statuses: bytes = b""
+    blocks: bool = False
 
     def leaves(self, head: _Head) -> bool:
         """Return True if the message is left to nats-py, because its reply subject is invalid."""
@@ -71,8 +73,13 @@ class _MessageRun:
     """Messages of one subscription in one walk: all up to the next status, or a status alone."""
 
     sid: int
+    in_block: bool
     size: int = 0
     messages: list[Any] = field(default_factory=list)
+
+    def content(self) -> list[Any] | MessageBlock[Any]:
+        """Return the messages as a list or a block."""
+        return MessageBlock(self.messages) if self.in_block else self.messages
 
 
 class _Head(NamedTuple):
@@ -116,8 +123,15 @@ class NatsWalker:
         """
         self._opened[sid] = _Opening(payloads)
 
-    def open_delivered(self, sid: int, message_class: type[Delivered], acks: Any, statuses: bytes) -> None:
-        """Take the messages of this subscription from now on, as objects of a class; statuses alone.
+    def open_delivered(
+        self,
+        sid: int,
+        message_class: type[Delivered],
+        acks: Any,
+        statuses: bytes,
+        blocks: bool = False,
+    ) -> None:
+        """Take the messages of this subscription from now on, as objects of a class or in blocks.
 
         Messages whose reply subject is not UTF-8 are left.
 
@@ -127,10 +141,11 @@ class NatsWalker:
             acks: Object that sends the acks of the messages.
             statuses: Subject prefix of statuses. A message with this prefix and without a reply is returned
                 in a list of its own, in its place between the other messages.
+            blocks: True to return a :class:`MessageBlock` in place of each list of other messages.
         """
         if not issubclass(message_class, Delivered):
             raise UsageTypeError(f"{message_class!r} is no subclass of Delivered")
-        self._opened[sid] = _Opening(False, message_class, acks, statuses)
+        self._opened[sid] = _Opening(False, message_class, acks, statuses, blocks)
 
     def close(self, sid: int) -> None:
         """Leave the messages of this subscription from now on, including a partly received one."""
@@ -157,7 +172,7 @@ class NatsWalker:
         """Add received bytes. Then call :meth:`walk` until it leaves nothing."""
         self._buffer += as_bytes("data", data)
 
-    def walk(self) -> tuple[list[tuple[int, int, list[Any]]], bytes]:
+    def walk(self) -> tuple[list[tuple[int, int, list[Any] | MessageBlock[Any]]], bytes]:
         """Take messages, then leave bytes, up to the next message to take or the end of the input.
 
         Returns:
@@ -189,7 +204,7 @@ class NatsWalker:
                 start = at = body + head.size + _CRLF
         left = bytes(self._buffer[start:at])
         del self._buffer[:at]
-        return [(run.sid, run.size, run.messages) for run in runs], left
+        return [(run.sid, run.size, run.content()) for run in runs], left
 
     def _passed(self, at: int) -> int:
         """Return the end of the bytes to leave, starting at ``at``."""
@@ -222,7 +237,7 @@ class NatsWalker:
         is_alone = opening.is_status(head)
         run = None if is_alone else open_runs.get(head.sid)
         if run is None:
-            run = open_runs[head.sid] = _MessageRun(head.sid)
+            run = open_runs[head.sid] = _MessageRun(head.sid, opening.blocks and not is_alone)
             runs.append(run)
         run.messages.append(opening.message(head, headers, payload))
         run.size += len(payload)

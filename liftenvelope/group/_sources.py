@@ -81,11 +81,11 @@ class Taken(NamedTuple):
 
     Attributes:
         offsets: Offsets, in increasing order.
-        messages: Messages of JetStream as they are, and those of other sources as :class:`SourceMessage`.
+        messages: The messages.
     """
 
     offsets: list[int]
-    messages: list[Any]
+    messages: list[SourceMessage]
 
 
 def content_of(one: Message | SourceMessage) -> tuple[bytes, Any]:

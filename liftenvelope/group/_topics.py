@@ -48,6 +48,7 @@ from liftenvelope.jetstream import (
 from liftenvelope.jetstream.api import DEFAULT_PREFIX, is_restored
 from liftenvelope.jetstream.counting import at_sequence, count_from
 from liftenvelope.jetstream.errors import StreamReplacedError
+from liftenvelope.jetstream.message import Block
 from liftenvelope.jetstream.names import check_filter, check_stream_name
 
 __all__ = [
@@ -100,7 +101,7 @@ async def open_within(source: TopicSource, partition: int, offset: int, share: S
     return await source.open(partition, offset)
 
 
-def lists_of(feed: PartitionFeed) -> Callable[[int], Awaitable[Taken]]:
+def lists_of(feed: PartitionFeed) -> Callable[[int], Awaitable[Taken | list[Block]]]:
     """Return a function that returns several messages of a feed at once, if the feed can."""
     if isinstance(feed, JetStreamFeed):
         return feed.take
@@ -413,10 +414,11 @@ class JetStreamFeed:
         Raises:
             TransportError: The consumer was recreated; open the partition again.
         """
-        [offset], [message] = await self.take(1)
-        return SourceMessage(offset, message.data, message)
+        [block] = await self.take(1)
+        message = block[0]
+        return SourceMessage(block.last_sequence - 1, message.data, message)
 
-    async def take(self, limit: int) -> Taken:
+    async def take(self, limit: int) -> list[Block]:
         """Wait for the next message; return it and those buffered behind it, at most ``limit``.
 
         Raises:
@@ -426,14 +428,13 @@ class JetStreamFeed:
             self._max_bytes = self._share.max_bytes
             self._feed.limit_bytes(self._max_bytes)
         try:
-            sequences, messages = await self._feed.next_many(limit)
+            return await self._feed.next_blocks(limit)
         except StopAsyncIteration:
             reason = "the feed was closed" if self._reset is None else self._reset.reason
             kind = FeedReconnectedError if self._is_reconnected else TransportError
             raise kind(f"the feed of stream {self._stream!r} was interrupted: {reason}") from None
         except StreamReplacedError as exc:
             raise TransportError(str(exc)) from exc
-        return Taken([sequence - 1 for sequence in sequences], messages)
 
     async def pending(self, leader: str) -> int | None:
         """Return the number of messages that :meth:`take` has not returned; None if that is not known."""

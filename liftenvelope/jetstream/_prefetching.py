@@ -21,9 +21,10 @@ from liftenvelope.errors import (
     UsageError,
 )
 from liftenvelope.jetstream._consumer_config import ACK_WAIT, AckPolicy, ConsumerConfig, shortest_wait
-from liftenvelope.jetstream._pulling.feed import PullFeed, PullSource
+from liftenvelope.jetstream._pulling.feed import PullFeed
 from liftenvelope.jetstream._pulling.hooks import Hooks
 from liftenvelope.jetstream._pulling.options import GroupOptions, PullPlan, consume_plan
+from liftenvelope.jetstream._pulling.source import PullSource
 from liftenvelope.jetstream.consuming import stop_feed
 from liftenvelope.jetstream.watch import reason_of
 

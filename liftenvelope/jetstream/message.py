@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from liftenvelope import envelope as codec
 from liftenvelope._checks import MAX_INT64, as_seconds, as_text
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AckSender",
+    "Block",
     "Message",
     "MessageMetadata",
     "Recorder",
@@ -230,13 +231,13 @@ def _number_in(reply: str, place: int) -> int:
         raise _not_a_consumers(reply) from None
 
 
-def stored_times(messages: list[Message]) -> bytes:
+def stored_times(blocks: list[frames.MessageBlock[Message]]) -> bytes:
     """Return the times at which messages were stored, as 64-bit numbers in nanoseconds since 1970.
 
     Raises:
         UsageError: A message does not come from a consumer.
     """
-    return frames.stored_times(messages, stored_at)
+    return frames.stored_times(blocks, stored_at)
 
 
 def _numbers_at(reply: str, tokens: list[str]) -> int:
@@ -440,6 +441,10 @@ class Message(frames.Delivered):
 
     def __repr__(self) -> str:
         return f"Message(subject={self.subject!r}, data={self.data[:32]!r}, reply={self.reply!r})"
+
+
+#: Messages of one consumer in a row, which are made when asked for.
+Block: TypeAlias = "frames.MessageBlock[Message]"
 
 
 def give_back(messages: Iterable[Message]) -> None:

@@ -51,6 +51,8 @@ class PullInbox:
             it runs in nats-py's reader.
         on_status: Called with the number of a pull, 0 for none, and the headers of a status. The function
             must not raise either.
+        on_block: Called with blocks of messages, in place of ``on_messages``, while the connection is
+            accelerated. Default: all messages come in lists.
 
     Attributes:
         sized: Set the size of each message. This costs time when nats-py parses the messages.
@@ -65,11 +67,12 @@ class PullInbox:
         on_status: Callable[[int, Mapping[str, str]], None],
         *,
         sized: bool = False,
+        on_block: Callable[[frames.MessageBlock[Any]], None] | None = None,
     ) -> None:
         self._nc = nc
         self._link = Link(nc)
         self._message_class, self._acks = message_class, acks
-        self._on_messages, self._on_status = on_messages, on_status
+        self._on_messages, self._on_status, self._on_block = on_messages, on_status, on_block
         self.sized = sized
         self._prefix = self._link.new_inbox() + "."
         self._subscription: Subscription | None = None
@@ -93,7 +96,7 @@ class PullInbox:
                 await self._link.unsubscribe(sub)
                 sub = None
         self._subscription = sub or await self._link.subscribe(subject, self._hand_on)
-        delivery = Delivery(self._message_class, self._acks, self._prefix.encode())
+        delivery = Delivery(self._message_class, self._acks, self._prefix.encode(), self._on_block)
         self._read = read_directly(self._nc, self._subscription, self._take_list, delivery=delivery)
 
     async def _hand_on(self, msg: Msg) -> None:

@@ -14,7 +14,7 @@ expected:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import nats.errors
@@ -46,11 +46,13 @@ class Delivery(NamedTuple):
         message_class: Class of the messages, a subclass of ``Delivered``.
         acks: Sender of their acks.
         statuses: Prefix of the subjects of statuses, which have no reply subject.
+        on_block: Called with blocks of messages, in place of the handler. Default None: in lists.
     """
 
-    message_class: type
+    message_class: type[frames.Delivered]
     acks: object
     statuses: bytes
+    on_block: Callable[[frames.MessageBlock[Any]], None] | None = None
 
 
 class DirectSubscription:
@@ -61,6 +63,7 @@ class DirectSubscription:
         handler: Function that receives lists of messages.
         payloads: Pass only the payloads to the handler.
         delivery: Class and acks of the messages to create; None for tuples.
+        on_block: Function that receives blocks of messages.
     """
 
     subscription: Subscription
@@ -76,6 +79,8 @@ class DirectSubscription:
         self.handler = handler
         self.payloads = payloads
         self.delivery = delivery
+        on_block = None if delivery is None else delivery.on_block
+        self.on_block: Callable[[frames.MessageBlock[Any]], None] = on_block or _nobody
 
     async def unsubscribe(self) -> None:
         """End the subscription, unless it has already ended. No message is handled after the call."""
@@ -84,7 +89,7 @@ class DirectSubscription:
 
     def dismiss(self) -> None:
         """Stop handling messages; the subscription itself goes on."""
-        self.handler = _nobody  # a draining connection still delivers
+        self.handler = self.on_block = _nobody  # a draining connection still delivers
         if (parser := parser_of(self._nc)) is not None:
             parser.dismiss(self)
 
@@ -97,7 +102,7 @@ class DirectSubscription:
         self.handler([msg.data])
 
 
-def _nobody(messages: list[Any]) -> None:
+def _nobody(messages: Sized) -> None:
     """Ignore messages: the handler of a dismissed subscription."""
 
 
@@ -432,9 +437,12 @@ class DirectParser:
         if direct.delivery is None:
             self._walker.open(sid, direct.payloads)
         else:
-            self._walker.open_delivered(sid, *direct.delivery)
+            message_class, acks, statuses, on_block = direct.delivery
+            self._walker.open_delivered(sid, message_class, acks, statuses, on_block is not None)
 
-    def _deliver(self, sid: int, size: int, messages: list[Any]) -> Exception | None:
+    def _deliver(
+        self, sid: int, size: int, messages: list[Any] | frames.MessageBlock[Any]
+    ) -> Exception | None:
         """Pass messages to their handler; return its error, which is for ``error_cb``."""
         nc = self.nc
         nc.stats["in_msgs"] += len(messages)
@@ -448,7 +456,10 @@ class DirectParser:
             return None
         sub._received += len(messages)
         try:
-            direct.handler(messages)
+            if isinstance(messages, list):
+                direct.handler(messages)
+            else:
+                direct.on_block(messages)
         except Exception as exc:  # noqa: BLE001 - to error_cb
             return exc
         return None

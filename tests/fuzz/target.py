@@ -32,7 +32,7 @@ TWINS = {
     "_fastdirect": ("direct",),
     "_fastenv": ("env", "payloads", "values"),
     "_fastgate": ("gate",),
-    "_fasthandout": ("handout",),
+    "_fasthandout": ("handout", "frames"),
     "_fastjet": ("jet",),
     "_fastput": ("put",),
     "_fastframes": ("frames",),

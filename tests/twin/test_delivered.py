@@ -55,8 +55,9 @@ def walk_all(walker: Any, pieces: list[bytes]) -> tuple[list[tuple[Any, ...]], b
         while rest:
             runs, rest = walker.walk()
             left += rest
-            for sid, size, messages in runs:
+            for sid, size, found in runs:
                 assert sid == SID
+                messages = found if isinstance(found, list) else found.messages()
                 assert size == sum(len(message.data) for message in messages)
                 taken += map(seen, messages)
     return taken, left
@@ -341,8 +342,10 @@ def test_twins_read_the_same_numbers_of_a_reply(reply: str, expected: int) -> No
     found = []
     for frames in (readable.frames, _fastframes):
         message = replied(frames, reply)
-        taken = frames.in_order([message], expected)
-        found.append((taken, frames.stored_times([message], lambda reply: -len(reply))))
+        taken, block = frames.in_order([message], expected), frames.MessageBlock([message])
+        assert block.in_order(expected) == len(taken)
+        times = frames.stored_times([block], lambda reply: -len(reply))
+        found.append((taken, block.sequences, block.last_sequence, times))
     assert found[0] == found[1]
 
 
@@ -355,7 +358,8 @@ def test_messages_in_order_end_at_the_first_gap(frames: ModuleType) -> None:
     messages[1] = replied(frames, "$JS.ACK.D.A.S.C.1.51.5.77.0.random")
     messages[2] = replied(frames, "someone's inbox")
     assert frames.in_order(messages, 4) == [40, 51]
-    times = memoryview(frames.stored_times(messages, len)).cast("q")
+    blocks = [frames.MessageBlock(messages[:2]), frames.MessageBlock(messages[2:])]
+    times = memoryview(frames.stored_times(blocks, len)).cast("q")
     assert times.tolist() == [9, 77, 15, 13, 14]
 
 
@@ -367,7 +371,8 @@ def test_numbers_are_those_of_a_message_that_was_made_anew(frames: ModuleType) -
     assert frames.in_order([message], 4) == [8]
     message.__init__("a", "someone's inbox", b"x", None, None)
     assert frames.in_order([message, message], 4) == []
-    assert memoryview(frames.stored_times([message], len)).cast("q").tolist() == [15]
+    times = frames.stored_times([frames.MessageBlock([message])], len)
+    assert memoryview(times).cast("q").tolist() == [15]
 
 
 @TWINS
@@ -384,24 +389,26 @@ def test_payloads_are_joined_as_a_column(frames: ModuleType) -> None:
         return frames.Delivered(subject, "", data, headers, None)
 
     messages = [made("a", b"tea"), made("a", b""), made("a", b"milk")]
-    ends, values, subject = frames.joined(messages)
+    blocks = [frames.MessageBlock(messages[:1]), frames.MessageBlock(messages[1:])]
+    ends, values, subject = frames.joined(blocks)
     assert memoryview(ends).cast("i").tolist() == [0, 3, 3, 7]
     assert (values, subject) == (b"teamilk", "a")
-    assert frames.joined([*messages, made("b", b"")])[2] is None
+    assert frames.joined([*blocks, frames.MessageBlock([made("b", b"")])])[2] is None
     assert frames.joined([]) == (bytes(4), b"", None)
     large = made("a", bytes(1 << 20))
     with pytest.raises(
         UsageError, match="values of a batch must have at most 2147483647 bytes, got 2147483648"
     ):
-        frames.joined([large] * 2048)
+        frames.joined([frames.MessageBlock([large] * 2048)])
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.binary())))
 def test_twins_join_the_same_columns(rows: list[tuple[str, bytes]]) -> None:
-    found = [
-        frames.joined([frames.Delivered(subject, "", data, None, None) for subject, data in rows])
-        for frames in (readable.frames, _fastframes)
-    ]
+    found = []
+    for frames in (readable.frames, _fastframes):
+        messages = [frames.Delivered(subject, "", data, None, None) for subject, data in rows]
+        blocks = [frames.MessageBlock(messages[:2]), frames.MessageBlock(messages[2:])]
+        found.append((frames.joined(blocks), frames.subjects(blocks)))
     assert found[0] == found[1]
 
 
@@ -413,7 +420,7 @@ def entries(message: Any) -> list[tuple[str, bytes]]:
 
 
 def with_headers(frames: ModuleType, headers: list[Any]) -> list[Any]:
-    return [frames.Delivered("a", "", b"", one, None) for one in headers]
+    return [frames.MessageBlock([frames.Delivered("a", "", b"", one, None) for one in headers])]
 
 
 LINE = st.one_of(
@@ -458,13 +465,14 @@ def test_headers_are_a_column_of_maps(frames: ModuleType) -> None:
 
 @TWINS
 def test_headers_that_change_the_list_when_read_do_not_change_the_column(frames: ModuleType) -> None:
-    messages = with_headers(frames, [{"a": "b"}] * 3)
+    blocks = with_headers(frames, [{"a": "b"}] * 3)
 
-    def change(_: Any) -> list[tuple[str, bytes]]:
-        messages.clear()
+    def change(message: Any) -> list[tuple[str, bytes]]:
+        blocks.clear()
+        message._headers = b"NATS/1.0\r\nMuch: longer\r\n\r\n"
         return [("a", b"b")]
 
-    assert memoryview(frames.header_columns(messages, change)[0]).cast("i").tolist() == [0, 1, 2, 3]
+    assert memoryview(frames.header_columns(blocks, change)[0]).cast("i").tolist() == [0, 1, 2, 3]
 
 
 @TWINS
@@ -476,4 +484,137 @@ def test_headers_that_cannot_be_read_raise(frames: ModuleType) -> None:
 @TWINS
 def test_what_reads_another_reply_may_raise(frames: ModuleType) -> None:
     with pytest.raises(ZeroDivisionError):
-        frames.stored_times([replied(frames, "x")], lambda _: 1 // 0)
+        frames.stored_times([frames.MessageBlock([replied(frames, "x")])], lambda _: 1 // 0)
+
+
+def block_walker(frames: ModuleType, acks: object = None) -> Any:
+    walker = walker_of(frames)
+    walker.open_delivered(SID, frames.Delivered, acks, PREFIX, True)
+    return walker
+
+
+def reply_of(sequence: int, delivery: int) -> bytes:
+    return b"$JS.ACK.S.C.1.%d.%d.%d.0" % (sequence, delivery, sequence + 5)
+
+
+@TWINS
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_walker_makes_the_same_messages_of_blocks(frames: ModuleType, size: int) -> None:
+    status = hmsg(SID, b"", b"NATS/1.0 408\r\n\r\n").replace(b"a.b", PREFIX + b"7")
+    data = [
+        msg(SID, b"one", reply=reply_of(4, 1)),
+        hmsg(SID, b"two", HEADERS, reply_of(9, 2)),
+        status,
+        msg(SID, b"\xff" * 5000, reply=reply_of(10, 3)),
+        msg(SID, b"", b"\xc3\xa4", reply=reply_of(11, 4)),
+        msg(SID, b"no reply"),
+    ]
+    acks = object()
+    pieces = split(b"".join(data), [size])
+    as_objects, _ = walk_all(walker_of(frames, acks), pieces)
+    assert walk_all(block_walker(frames, acks), pieces) == (as_objects, b"")
+
+
+@TWINS
+def test_block_of_a_walk_has_rows_up_to_the_next_status(frames: ModuleType) -> None:
+    status = hmsg(SID, b"", b"NATS/1.0 408\r\n\r\n").replace(b"a.b", PREFIX + b"7")
+    walker = block_walker(frames)
+    rows = [msg(SID, b"x" * number, reply=reply_of(10 * number, number)) for number in range(1, 7)]
+    walker.feed(b"".join([*rows[:3], status, *rows[3:]]))
+    [(_, size, first), (_, _, [told]), (_, _, second)], left = walker.walk()
+    assert (size, len(first), told.subject, len(second), left) == (6, 3, "_INBOX.x.7", 3, b"")
+    assert (first.sequences, second.sequences, first.last_sequence) == ([10, 20, 30], [40, 50, 60], 30)
+    assert [first.in_order(1), first.in_order(2), second.in_order(4)] == [3, 0, 3]
+    assert first.size == 3 * (3 + len(reply_of(10, 1))) + 6
+    part = first.part(1, 3)
+    assert (part.sequences, part.in_order(2), part[0].data, part.size) == (
+        [20, 30],
+        2,
+        b"xx",
+        first.size - 27,
+    )
+    assert [one.data for one in part.messages()] == [b"xx", b"xxx"]
+    for wrong in (-1, 2):
+        with pytest.raises(IndexError):
+            part[wrong]
+    for begin, end in ((-1, 1), (0, 3), (2, 1)):
+        with pytest.raises(IndexError):
+            part.part(begin, end)
+    with pytest.raises(IndexError):
+        _ = part.part(1, 1).last_sequence
+
+
+WORD = REPLY.filter(lambda reply: reply.isascii() and bool(reply) and not reply.split()[1:])
+
+
+@given(st.lists(st.tuples(WORD, st.binary(max_size=9)), max_size=9))
+def test_twins_walk_into_the_same_blocks(rows: list[tuple[str, bytes]]) -> None:
+    found = []
+    for frames in (readable.frames, _fastframes):
+        walker = block_walker(frames)
+        data = b"".join(
+            msg(SID, body, subject=b"a" if body else b"b", reply=reply.encode()) for reply, body in rows
+        )
+        walker.feed(data)
+        runs, left = walker.walk()
+        blocks = [block for _, _, block in runs]
+        found.append(
+            (
+                [(block.sequences, block.in_order(7), block.size) for block in blocks],
+                frames.joined(blocks),
+                frames.subjects(blocks),
+                frames.stored_times(blocks, lambda reply: -len(reply)),
+                left,
+            )
+        )
+    assert found[0] == found[1]
+
+
+@TWINS
+def test_headers_of_rows_are_those_of_their_messages(frames: ModuleType) -> None:
+    blocks = [HEADERS, b"NATS/1.0\r\nVia: a\r\nVia: b\r\n\r\n", b"NATS/1.0\r\n\r\n", b"x: y"]
+    walker = block_walker(frames)
+    walker.feed(b"".join(hmsg(SID, b"v", one, reply_of(n, n)) for n, one in enumerate(blocks, 1)))
+    [(_, _, rows)], _ = walker.walk()
+    as_rows = frames.header_columns([rows], entries)
+    assert as_rows == frames.header_columns(with_headers(frames, blocks), entries)
+    assert memoryview(as_rows[0]).cast("i").tolist()[:3] == [0, 1, 3]
+
+
+@TWINS
+def test_message_that_is_made_anew_keeps_the_row_of_its_block(frames: ModuleType) -> None:
+    message = replied(frames, "$JS.ACK.S.C.1.7.3.5.0")
+    block = frames.MessageBlock([message])
+    data = message.data
+    message.__init__("b", "$JS.ACK.S.C.1.8.4.6.0", b"another payload", None, None)
+    assert frames.joined([block])[1] in (data, message.data)
+
+
+@TWINS
+def test_blocks_without_messages_have_no_rows(frames: ModuleType) -> None:
+    empty = frames.MessageBlock([])
+    assert (len(empty), empty.size, empty.sequences, empty.in_order(1), empty.messages()) == (0, 0, [], 0, [])
+    assert frames.joined([empty]) == (bytes(4), b"", None)
+    assert frames.subjects([]) == (bytes(4), b"")
+
+
+def test_block_that_was_never_filled_is_empty() -> None:
+    empty = _fastframes.MessageBlock.__new__(_fastframes.MessageBlock)
+    assert (len(empty), empty.in_order(1), empty.sequences, empty.messages()) == (0, 0, [], [])
+    assert len(empty.part(0, 0)) == 0
+    assert _fastframes.joined([empty]) == (bytes(4), b"", None)
+
+
+@TWINS
+def test_rows_are_collected_with_their_acks(frames: ModuleType) -> None:
+    class Acks:
+        block: Any = None
+
+    acks = Acks()
+    walker = block_walker(frames, acks)
+    walker.feed(msg(SID, b"x", reply=ACK))
+    [(_, _, acks.block)], _ = walker.walk()
+    kept = weakref.ref(acks)
+    del acks, walker
+    gc.collect()
+    assert kept() is None

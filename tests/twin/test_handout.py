@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import struct
 import time
 import weakref
 from collections.abc import Awaitable, Callable
@@ -50,6 +51,15 @@ class Member:
     def fill(self, offsets: list[int], partition: int = 0) -> None:
         self.buffers[partition].extend(list(offsets), [(offset, b"x", None) for offset in offsets])
         self.hand.add(self.buffers[partition])
+
+
+def packed(*offsets: int) -> bytes:
+    return struct.pack(f"={len(offsets)}q", *offsets)
+
+
+def peeked(hand: Any, limit: int, max_bytes: int) -> list[list[int]]:
+    """The offsets of each part of the messages that come next."""
+    return [list(memoryview(offsets).cast("q")) for _, offsets, _ in hand.peek(limit, max_bytes)]
 
 
 @TWINS
@@ -162,10 +172,10 @@ def test_partitions_take_turns(twin: ModuleType) -> None:
     first, _, last = member.buffers
     for _ in range(2):  # looking changes nothing
         assert member.hand.peek(10, 100) == [
-            (first, [3], [(3, b"x", None)]),
-            (last, [3], [(3, b"x", None)]),
+            (first, packed(3), [(3, b"x", None)]),
+            (last, packed(3), [(3, b"x", None)]),
         ]
-    assert member.hand.take_parts([(first, [3]), (last, [3])])
+    assert member.hand.take_parts([(first, packed(3)), (last, packed(3))])
     assert not member.hand.gives()
 
 
@@ -175,9 +185,7 @@ def test_peek_ends_at_the_bytes_but_for_a_first_message(twin: ModuleType) -> Non
     for partition, buffer in enumerate(member.buffers):
         buffer.extend([0, 1, 2], [(0, b"xxxx", None), (1, b"xx", None), (2, b"xx", None)])
         member.hand.add(member.buffers[partition])
-    found = {
-        most: [offsets for _, offsets, _ in member.hand.peek(5, most)] for most in (0, 3, 4, 5, 6, 8, 11, 12)
-    }
+    found = {most: peeked(member.hand, 5, most) for most in (0, 3, 4, 5, 6, 8, 11, 12)}
     assert found == {
         0: [[0]],
         3: [[0]],
@@ -188,7 +196,7 @@ def test_peek_ends_at_the_bytes_but_for_a_first_message(twin: ModuleType) -> Non
         11: [[0, 1, 2]],
         12: [[0, 1, 2], [0]],
     }
-    assert [offsets for _, offsets, _ in member.hand.peek(5, 100)] == [[0, 1, 2], [0, 1]]
+    assert peeked(member.hand, 5, 100) == [[0, 1, 2], [0, 1]]
     assert member.hand.peek(0, 100) == []
 
 
@@ -217,15 +225,15 @@ def test_peeked_messages_are_taken_together_or_not_at_all(twin: ModuleType, chan
         two.seek(0)
         member.fill([0, 2, 3], 1)
     before = one.position, two.position
-    parts = [(one, [0, 1]), (two, [0, 1])]
+    parts = [(one, packed(0, 1)), (two, packed(0, 1))]
     assert member.hand.has_parts(parts) is (change == "none")
     assert member.hand.take_parts(parts) is (change == "none")
     if change != "none":
         assert (one.position, two.position) == before
         return
     assert (one.position, two.position) == (2, 2)
-    assert not member.hand.take_parts([(one, [2, 3])])  # it has only one left
-    assert not member.hand.has_parts([(one, [])])
+    assert not member.hand.take_parts([(one, packed(2, 3))])  # it has only one left
+    assert not member.hand.has_parts([(one, b"")])
     assert [buffer.key[1] for buffer in member.hand.turns] == [2, 0, 1]
     member.hand.settle()
     assert (one.processed(), two.processed()) == (2, 2)
@@ -259,7 +267,7 @@ def test_size_is_that_of_the_messages_read_ahead(twin: ModuleType) -> None:
     assert buffer.size == 1113
     hand.take_one()
     assert buffer.size == 1110
-    assert hand.take_parts([(buffer, [1, 2])])
+    assert hand.take_parts([(buffer, packed(1, 2))])
     assert buffer.size == 1000
     assert buffer.go_on(2, 2)  # the last one of these is handed out again
     assert buffer.size == 1100
@@ -287,11 +295,103 @@ def test_message_of_a_consumer_counts_with_its_size(twin: ModuleType, kind: Any)
     buffer.extend([0, 1, 2], messages)
     hand.add(buffer)
     assert buffer.size == 106
-    assert [offsets for _, offsets, _ in hand.peek(5, 6)] == [[0, 1]]
+    assert peeked(hand, 5, 6) == [[0, 1]]
     assert hand.take_one() == Handed("t", 0, 0, b"tea", messages[0], 1)
     assert buffer.size == 103
     hand.take_one()
     assert buffer.size == 3
+
+
+def block_of(frames: ModuleType, sequences: list[int], size: int = 0) -> Any:
+    """A block of messages of a consumer, the payload of each of which is its offset."""
+    messages = [
+        frames.Delivered("s", f"$JS.ACK.S.C.1.{sequence}.{sequence}.5.0", b"%d" % (sequence - 1), None, None)
+        for sequence in sequences
+    ]
+    for message in messages:
+        message._size = size
+    return frames.MessageBlock(messages)
+
+
+BLOCKS = pytest.mark.parametrize(
+    ("twin", "frames"),
+    [(readable.handout, readable.frames), (_fasthandout, _fastframes)],
+    ids=["python", "cython"],
+)
+
+
+@BLOCKS
+def test_messages_of_blocks_are_handed_out_with_their_offsets(twin: ModuleType, frames: ModuleType) -> None:
+    member = Member(twin)
+    buffer, hand = member.buffers[0], member.hand
+    buffer.extend([0], [(0, b"other", "source")])
+    buffer.extend_blocks([block_of(frames, [2, 5], size=10), block_of(frames, [6])])
+    hand.add(buffer)
+    assert (buffer.waiting, buffer.size) == (4, 5 + 20 + 1)
+    assert hand.take_one()[:5] == ("t", 0, 0, b"other", "source")
+    second = hand.take_one()
+    assert second[:4] == ("t", 0, 1, b"1")
+    assert (second.message.reply, buffer.last.reply) == ("$JS.ACK.S.C.1.2.2.5.0",) * 2
+    assert (buffer.position, buffer.size) == (2, 11)
+    assert [one[2:4] for one in hand.take_messages(5)] == [(4, b"4"), (5, b"5")]
+    assert buffer.go_on(2, 5)
+    assert (buffer.position, buffer.waiting, buffer.size, buffer.last.data) == (5, 1, 1, b"4")
+    offsets, [message] = buffer.take(3)
+    assert (offsets, message.data) == ([5], b"5")
+
+
+@BLOCKS
+def test_peek_returns_blocks_in_place_of_their_messages(twin: ModuleType, frames: ModuleType) -> None:
+    member = Member(twin)
+    buffer, hand = member.buffers[0], member.hand
+    buffer.extend_blocks([block_of(frames, [1, 2, 3]), block_of(frames, [4])])
+    buffer.extend([4], [(4, b"x", None)])
+    buffer.extend_blocks([block_of(frames, [6, 7])])
+    hand.add(buffer)
+    hand.take_one()
+    [(_, offsets, items)] = hand.peek(5, 100)
+    assert offsets == packed(1, 2, 3, 4, 5)
+    assert [type(one).__name__ for one in items] == ["MessageBlock", "MessageBlock", "tuple", "MessageBlock"]
+    assert [one.sequences for one in items if not isinstance(one, tuple)] == [[2, 3], [4], [6]]
+    assert hand.take_parts([(buffer, offsets)])
+    assert buffer.position == 6
+
+
+@TWINS
+def test_offsets_reach_up_to_the_largest_number(twin: ModuleType) -> None:
+    member = Member(twin)
+    buffer, largest = member.buffers[0], 2**63 - 1
+    member.fill([largest])
+    assert member.hand.take_one().offset == largest
+    assert buffer.position == 2**63
+    member.hand.settle()
+    assert buffer.processed() == 2**63
+    assert buffer.go_on(2, 2**63)
+    assert buffer.position == 2**63
+
+
+@TWINS
+def test_only_blocks_are_blocks(twin: ModuleType) -> None:
+    with pytest.raises((TypeError, AttributeError)):
+        Member(twin).buffers[0].extend_blocks([[]])
+
+
+@TWINS
+def test_code_of_the_user_that_empties_the_list_does_not_change_what_is_added(twin: ModuleType) -> None:
+    class Changing:
+        data = b"x"
+
+        @property
+        def _size(self) -> int:
+            messages.clear()
+            return 7
+
+    member = Member(twin)
+    messages: list[Any] = [Changing(), Changing()]
+    member.buffers[0].extend([0, 1], messages)
+    assert (messages, member.buffers[0].waiting, member.buffers[0].size) == ([], 2, 14)
+    member.hand.add(member.buffers[0])
+    assert len(member.hand.take_messages(5)) == 2
 
 
 @TWINS

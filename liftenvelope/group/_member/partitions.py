@@ -170,7 +170,8 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
         """Divide ``prefetch_bytes``; return the bytes that one buffer may hold.
 
         A partition has at most three times as many: a buffer that is not yet full, the messages that are then
-        added to it, and those that its feed has received meanwhile.
+        added to it, and those that its feed has received meanwhile. A block is freed as a whole: a part of it
+        that was handed out may still be there.
         """
         return max(self._options.prefetch_bytes // (3 * max(partitions, 1)), 1)
 

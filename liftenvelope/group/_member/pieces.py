@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from liftenvelope._native import handout
 
@@ -14,7 +14,9 @@ __all__ = ["Part", "handed_out"]
 
 _M = TypeVar("_M", bound=tuple[Any, ...])
 #: A buffer, with the offsets and the messages that come next, as :meth:`HandOut.peek` returns them.
-Part: TypeAlias = "tuple[handout.PartitionBuffer[_M], list[int], list[Any]]"
+Part: TypeAlias = "tuple[handout.PartitionBuffer[_M], bytes, list[Any]]"
+#: Bytes of an offset.
+_OFFSET: Final = 8
 
 
 def handed_out(
@@ -52,12 +54,13 @@ def handed_out(
 
 def _between(
     parts: Iterable[Part[_M]], begin: int, end: int
-) -> list[tuple[handout.PartitionBuffer[_M], list[int]]]:
+) -> list[tuple[handout.PartitionBuffer[_M], bytes]]:
     """Return the buffers of the messages from one number to another, with the offsets."""
     found, at = [], 0
     for buffer, offsets, _ in parts:
-        first, last = max(begin - at, 0), min(end - at, len(offsets))
+        count = len(offsets) // _OFFSET
+        first, last = max(begin - at, 0), min(end - at, count)
         if first < last:
-            found.append((buffer, offsets[first:last]))
-        at += len(offsets)
+            found.append((buffer, offsets[first * _OFFSET : last * _OFFSET]))
+        at += count
     return found

@@ -22,6 +22,7 @@ from liftenvelope.errors import (
 from liftenvelope.group._sources import (
     FeedReconnectedError,
     PartitionFeed,
+    Taken,
     TopicSource,
     continues,
     created_of,
@@ -401,11 +402,16 @@ class PartitionReader:
                 self._room.clear()
                 buffer.wants_room = True
                 await self._room.wait()
-            offsets, messages = await next_many(buffer.room)
+            taken = await next_many(buffer.room)
             if not is_known:
                 self._feed = None
                 await self._check_stream(offset)
                 self._feed, is_known = feed, True
-            buffer.extend(offsets, messages)
+            if isinstance(taken, Taken):
+                buffer.extend(*taken)
+                last = taken.offsets[-1]
+            else:
+                buffer.extend_blocks(taken)
+                last = taken[-1].last_sequence - 1
             self._tell()
-            yield offsets[-1]
+            yield last

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from liftenvelope.envelope import Message as LiftbridgeMessage
 from liftenvelope.group._member.pieces import Part
 from liftenvelope.group._sources import SourceMessage, content_of
 from liftenvelope.jetstream import Message as JetStreamMessage
-from liftenvelope.jetstream.message import stored_times
+from liftenvelope.jetstream.message import Block, stored_times
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,17 +47,20 @@ def rows_of(parts: Sequence[Part[Any]]) -> pa.RecordBatch:
     Raises:
         UsageError: The values are larger than a column can be, or a message does not come from a consumer.
     """
-    messages = parts[0][2] if len(parts) == 1 else [one for _, _, part in parts for one in part]
+    counts = [len(offsets) // 8 for _, offsets, _ in parts]
+    items = parts[0][2] if len(parts) == 1 else [one for _, _, part in parts for one in part]
     # All messages of a partition come from one source, and have one class.
-    are_stored = all(type(part[0]) is JetStreamMessage for _, _, part in parts)
+    are_blocks = all(isinstance(part[0], frames.MessageBlock) for _, _, part in parts)
+    topics = [buffer.key[0] for buffer, _, _ in parts]
+    partitions = [buffer.key[1] for buffer, _, _ in parts]
     columns = [
-        _repeated([(buffer.key[0], len(offsets)) for buffer, offsets, _ in parts], pa.string()),
-        _repeated([(buffer.key[1], len(offsets)) for buffer, offsets, _ in parts], pa.int32()),
-        pa.py_buffer(b"".join(struct.pack(f"{len(offsets)}q", *offsets) for _, offsets, _ in parts)),
-        *(_stored_columns(messages) if are_stored else _columns(messages)),
+        _repeated(list(zip(topics, counts, strict=True)), pa.string()),
+        _repeated(list(zip(partitions, counts, strict=True)), pa.int32()),
+        pa.py_buffer(parts[0][1] if len(parts) == 1 else b"".join(offsets for _, offsets, _ in parts)),
+        *(_block_columns(items, sum(counts)) if are_blocks else _columns(_messages(items))),
     ]
     arrays = [
-        column if isinstance(column, pa.Array) else _filled(column, field.type, len(messages))
+        column if isinstance(column, pa.Array) else _filled(column, field.type, sum(counts))
         for field, column in zip(SCHEMA, columns, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
@@ -80,30 +82,39 @@ def _repeated(values: list[tuple[str | int, int]], kind: pa.DataType) -> pa.Arra
     return pa.array([value for value, times in values for _ in range(times)], kind)
 
 
-def _stored_columns(messages: list[Any]) -> list[Any]:
-    """Return values, keys, times, subjects and headers of messages, without parsing all of ``metadata``."""
-    n = len(messages)
-    ends, values, subject = frames.joined(messages)
+def _block_columns(blocks: list[Block], n: int) -> list[Any]:
+    """Return values, keys, times, subjects and headers of messages, without objects for most."""
+    ends, values, subject = frames.joined(blocks)
     return [
         pa.Array.from_buffers(pa.binary(), n, [None, pa.py_buffer(ends), pa.py_buffer(values)]),
         pa.nulls(n, pa.binary()),
-        pa.py_buffer(stored_times(messages)),
-        [one.subject for one in messages] if subject is None else _repeated([(subject, n)], pa.string()),
-        _header_maps(messages),
+        pa.py_buffer(stored_times(blocks)),
+        _subjects(blocks, n) if subject is None else _repeated([(subject, n)], pa.string()),
+        _header_maps(blocks, n),
     ]
 
 
-def _header_maps(messages: list[Any]) -> pa.Array:
+def _subjects(blocks: list[Block], n: int) -> pa.Array:
+    return pa.Array.from_buffers(pa.string(), n, [None, *map(pa.py_buffer, frames.subjects(blocks))])
+
+
+def _messages(items: list[Any]) -> list[Any]:
+    """Return messages, with those of blocks in place of the blocks."""
+    lists = (one.messages() if isinstance(one, frames.MessageBlock) else [one] for one in items)
+    return [message for messages in lists for message in messages]
+
+
+def _header_maps(blocks: list[Block], n: int) -> pa.Array:
     """Return the column of headers: from a list, it would take ten times as long as all other columns."""
     kind = SCHEMA.field("headers").type
-    ends, name_ends, names, value_ends, values = map(pa.py_buffer, frames.header_columns(messages, _entries))
+    ends, name_ends, names, value_ends, values = map(pa.py_buffer, frames.header_columns(blocks, _entries))
     count = name_ends.size // 4 - 1
     columns = [
         pa.Array.from_buffers(pa.string(), count, [None, name_ends, names]),
         pa.Array.from_buffers(pa.binary(), count, [None, value_ends, values]),
     ]
     entries = pa.StructArray.from_arrays(columns, fields=[kind.key_field, kind.item_field])
-    return pa.Array.from_buffers(kind, len(messages), [None, ends], children=[entries])
+    return pa.Array.from_buffers(kind, n, [None, ends], children=[entries])
 
 
 def _columns(messages: Sequence[JetStreamMessage | SourceMessage]) -> list[Any]:

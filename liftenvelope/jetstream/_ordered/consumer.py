@@ -10,6 +10,7 @@ from liftenvelope._checks import as_count, as_seconds
 from liftenvelope.errors import UsageError, UsageTypeError
 from liftenvelope.jetstream._consumer_config import AckPolicy, ConsumerConfig, DeliverPolicy, ReplayPolicy
 from liftenvelope.jetstream._events import PullEvent
+from liftenvelope.jetstream._ordered.blocks import OrderedBlocks
 from liftenvelope.jetstream._ordered.feed import OrderedFeed
 from liftenvelope.jetstream._ordered.fetch import Amount, OrderedFetches
 from liftenvelope.jetstream._pulling.fetching import Batch, first_of
@@ -157,11 +158,11 @@ class OrderedConsumer:
         max_bytes: int | None = None,
         on_event: Callable[[PullEvent], None] | None = None,
         created: datetime | None = None,
-    ) -> OrderedFeed:
-        """Read the messages in lists, each message with its stream sequence.
+    ) -> OrderedBlocks:
+        """Read the messages in lists, each message with its stream sequence; or in blocks.
 
-        The cost of a message is smaller than in :meth:`messages`. ``start`` the feed, call ``next_many``, and
-        ``stop`` the feed.
+        The cost of a message is smaller than in :meth:`messages`. ``start`` the feed, call ``next_many`` or
+        ``next_blocks``, and ``stop`` the feed.
 
         Args:
             max_messages: As for :meth:`messages`.
@@ -176,16 +177,18 @@ class OrderedConsumer:
         if max_bytes is not None:
             as_count("max_bytes", max_bytes, 1)
         plan = self._plan(max_messages, None, None, None, max_bytes, None)
-        return self._feed(plan, on_event, created)
-
-    def _feed(
-        self,
-        plan: PullPlan,
-        on_event: Callable[[PullEvent], None] | None,
-        created: datetime | None = None,
-    ) -> OrderedFeed:
-        return OrderedFeed(
+        return OrderedBlocks(
             self._api, self.stream_name, self._config, plan, on_event, created, self._max_reset_attempts
+        )
+
+    def _feed(self, plan: PullPlan, on_event: Callable[[PullEvent], None] | None) -> OrderedFeed:
+        return OrderedFeed(
+            self._api,
+            self.stream_name,
+            self._config,
+            plan,
+            on_event,
+            max_reset_attempts=self._max_reset_attempts,
         )
 
     async def consume(

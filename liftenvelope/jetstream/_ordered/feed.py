@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from liftenvelope._backoff import Backoff, pause_before
 from liftenvelope._native import frames
@@ -60,10 +60,16 @@ _PASSING: Final = (CallTimeoutError, NoJetStreamError, ConsumerExistsError, Tran
 _LOST: Final = (ConsumerDeletedError, ConsumerNotFoundError, NoJetStreamError)
 #: Characters of a reply subject in an error.
 _SHOWN: Final = 200
+_T = TypeVar("_T")
+#: Takes messages of a feed that has some; returns None and a reason if the consumer must be recreated.
+_Take: TypeAlias = Callable[[PullFeed], tuple[_T | None, str]]
 
 
 class OrderedFeed:
     """A chain of pull feeds, one for each consumer at the server."""
+
+    #: Whether the feeds buffer their messages in blocks.
+    _in_blocks = False
 
     def __init__(
         self,
@@ -159,54 +165,19 @@ class OrderedFeed:
             LiftEnvelopeError: The feed ended with an error.
             UsageError: The feed was not started, or another task is waiting for the next message.
         """
+        return await self._take_next(self._take_one)
+
+    async def _take_next(self, take: _Take[_T]) -> _T:
+        """Wait for the next messages, which ``take`` returns."""
         if self.buffer.is_held:
             raise UsageError("another task waits for the next message: read in one task at a time")
         if not (self._generation or self._stopped):
             raise UsageError("the iteration has not been started: use async with")
         self.buffer.is_held = True
         try:
-            return await self._next()
+            return await self._next(take)
         finally:
             self.buffer.is_held = False
-
-    async def next_many(self, limit: int) -> tuple[list[int], list[Message]]:
-        """Wait for the next message; return it and the messages buffered behind it, in order.
-
-        A cancelled call loses no message, because nothing is awaited after the first one.
-
-        Args:
-            limit: Maximum number of messages, at least 1.
-
-        Returns:
-            Stream sequences and messages, in two lists: a pair for each message would be one more object for
-            the garbage collector to visit.
-
-        Raises: As for :meth:`next`.
-        """
-        first = await self.next()
-        sequences, messages = [self.buffer.sequence], [first]
-        self._add_buffered(sequences, messages, limit - 1)
-        return sequences, messages
-
-    def _add_buffered(self, sequences: list[int], messages: list[Message], limit: int) -> None:
-        """Take buffered messages up to the first one that is out of order or malformed.
-
-        That one ends the consumer or the feed as in :meth:`_try_next`; the next call finds it so.
-        """
-        feed = self._feed
-        if feed is None:
-            return
-        order = self.buffer
-        taken = feed.buffer.pop_many(limit)
-        found = frames.in_order(taken, order.expected)
-        count = len(found)
-        if found:
-            order.expected += count
-            order.sequence = found[-1]
-            sequences += found
-            messages += taken[:count]
-        if count < len(taken):
-            self._refuse(taken[count])
 
     def _refuse(self, message: Message) -> None:
         """End the consumer, or the feed if the message does not come from a consumer."""
@@ -232,22 +203,22 @@ class OrderedFeed:
             )
         return f"delivery {self.buffer.expected} was lost: {delivery} came"
 
-    async def _next(self) -> Message:
+    async def _next(self, take: _Take[_T]) -> _T:
         while True:
             if self._making is not None:
                 await self._until_made()
             if self._error is not None:
                 raise self._error
             try:
-                message, reason = await self._try_next()
+                taken, reason = await self._try_next(take)
             except LiftEnvelopeError as exc:
                 self._end(exc)
                 raise
             except StopAsyncIteration:
                 self._end(None)
                 raise
-            if message is not None:
-                return message
+            if taken is not None:
+                return taken
             self._making = asyncio.get_running_loop().create_task(self._make_anew(reason))
 
     async def _until_made(self) -> None:
@@ -262,15 +233,16 @@ class OrderedFeed:
         if not making.cancelled():  # cancelled by _end()
             making.result()
 
-    async def _try_next(self) -> tuple[Message | None, str]:
-        """Return the next message, or None and the reason why the consumer must be recreated."""
+    async def _try_next(self, take: _Take[_T]) -> tuple[_T | None, str]:
+        """Return the next messages, or None and the reason why the consumer must be recreated."""
         feed = self._feed
         if feed is None:
             if self._stopped:
                 raise StopAsyncIteration
             return None, self._reason or "it was not there"
         try:
-            message = feed.pop() if feed.buffer else await feed.next()
+            if not feed.buffered:
+                await feed.ready()
         except StopAsyncIteration:
             if self._stopped or not self._reason:
                 raise
@@ -279,15 +251,22 @@ class OrderedFeed:
             if self._stopped:  # drained
                 raise StopAsyncIteration from None
             return None, str(exc)
-        order = self.buffer
+        return take(feed)
+
+    def _take_one(self, feed: PullFeed) -> tuple[Message | None, str]:
+        message, order = feed.pop(), self.buffer
         if not (found := frames.in_order([message], order.expected)):
-            reason = self._gap_before(message)
-            if self._stopped:  # drained: messages after a gap are out of order
-                raise StopAsyncIteration
-            return None, reason
+            return None, self._gap_or_end(message)
         order.expected += 1
         order.sequence = found[0]
         return message, ""
+
+    def _gap_or_end(self, message: Message) -> str:
+        """Return the reason why a message is not the next one; messages after it are out of order."""
+        reason = self._gap_before(message)
+        if self._stopped:  # drained
+            raise StopAsyncIteration
+        return reason
 
     async def _make_anew(self, reason: str) -> None:
         self._close_feed()
@@ -346,7 +325,7 @@ class OrderedFeed:
         hooks = Hooks(partial(self._on_event, self._generation))
         # nats-server gives its max_request_batch to each consumer, and refuses larger pulls.
         plan = self._plan_of_rest().within(consumer.cached_info.config.max_batch)
-        feed = PullFeed(consumer, plan, hooks)
+        feed = PullFeed(consumer, plan, hooks, in_blocks=self._in_blocks)
         self._feed = feed
         try:
             await feed.start()

@@ -7,41 +7,34 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from liftenvelope._native import frames
 from liftenvelope.errors import (
-    BadRequestError,
     CallTimeoutError,
     ConnectionClosedError,
-    ConsumerDeletedError,
     ConsumerNotFoundError,
     JetStreamError,
     LiftEnvelopeError,
-    NoJetStreamError,
-    PushConsumerError,
     StreamNotFoundError,
     TransportError,
-    UnsupportedByServerError,
     UsageError,
 )
 from liftenvelope.jetstream._events import MissedHeartbeats, PinNotReleased, PullEvent, Unpinned
+from liftenvelope.jetstream._pulling.blocks import BlockQueue
 from liftenvelope.jetstream._pulling.endings import DRAIN, holds_pin, until_nothing_is_owed
 from liftenvelope.jetstream._pulling.hooks import Hooks
 from liftenvelope.jetstream._pulling.options import PullPlan
 from liftenvelope.jetstream._pulling.pull import End, PullCore, PullNow, Tell
-from liftenvelope.jetstream.message import PIN_HEADER, AckSender, Message, counted_size, give_back
-from liftenvelope.jetstream.statuses import NO_HEADERS, Status, StatusKind
+from liftenvelope.jetstream._pulling.source import PullSource, error_of
+from liftenvelope.jetstream.message import PIN_HEADER, Block, Message, counted_size, give_back
+from liftenvelope.jetstream.statuses import Status
 from liftenvelope.jetstream.watch import watch_of
 from liftenvelope.nats.expiry import LATE, TURNS
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.pull_inbox import PullInbox
 
-if TYPE_CHECKING:
-    from liftenvelope.jetstream.api import Api
-    from liftenvelope.jetstream.infos import ConsumerInfo
-
-__all__ = ["PullFeed", "PullSource", "error_of"]
+__all__ = ["PullFeed"]
 
 _Take: TypeAlias = Callable[[list[Any]], None]
 #: Failed lookups after which a consumer counts as present, and seconds between two lookups.
@@ -51,46 +44,6 @@ _LOOK_UP_PAUSE: Final = 0.25
 _UNSUBSCRIBE: Final = 1.0
 #: Timeout in seconds of each request that releases a pin.
 _RELEASE: Final = 2.0
-
-
-class PullSource(Protocol):
-    """Consumer that a feed pulls messages from."""
-
-    @property
-    def api(self) -> Api:
-        """Client for API requests."""
-
-    @property
-    def pull_subject(self) -> str:
-        """Subject that pulls are published to."""
-
-    @property
-    def acks(self) -> AckSender:
-        """Sender of the acks."""
-
-    async def info(self, *, timeout: float | None = None) -> ConsumerInfo:
-        """Request the consumer's info.
-
-        Raises:
-            ConsumerNotFoundError, StreamNotFoundError: The consumer or its stream no longer exists.
-        """
-
-    async def unpin(self, group: str, *, timeout: float | None = None) -> None:
-        """Remove the pin of a group, whichever client holds it."""
-
-
-def error_of(status: Status) -> JetStreamError | UnsupportedByServerError:
-    """Return the exception for a status that ends the consumption."""
-    if status.description == NO_HEADERS:
-        return UnsupportedByServerError(NO_HEADERS)
-    kinds: dict[StatusKind, type[JetStreamError]] = {
-        StatusKind.DELETED: ConsumerDeletedError,
-        StatusKind.PUSH: PushConsumerError,
-        StatusKind.BAD_REQUEST: BadRequestError,
-        StatusKind.NO_RESPONDERS: NoJetStreamError,
-    }
-    text = status.description or "nothing answers pulls: JetStream or the consumer is not there"
-    return kinds.get(status.kind, JetStreamError)(status.code, text)
 
 
 class PullFeed:
@@ -105,10 +58,18 @@ class PullFeed:
         hooks: Callbacks for events.
         pins: Ids of the pins that fetches of the consumer hold, by group. The feed takes over that of its
             group. Default: none.
+        in_blocks: Buffer the messages in ``blocks``, where the caller takes them, and not in ``buffer``. The
+            unit of the limits is messages, and the messages have no pins. Default false.
     """
 
     def __init__(
-        self, source: PullSource, plan: PullPlan, hooks: Hooks, pins: dict[str, str] | None = None
+        self,
+        source: PullSource,
+        plan: PullPlan,
+        hooks: Hooks,
+        pins: dict[str, str] | None = None,
+        *,
+        in_blocks: bool = False,
     ) -> None:
         self._source = source
         self._plan = plan
@@ -121,6 +82,9 @@ class PullFeed:
         limits = plan.limits
         self._machine = PullCore(limits)
         self.buffer = frames.MessageQueue(limits.threshold, limits.in_bytes, self._refill, self.next)
+        self.blocks = BlockQueue(limits.threshold, self._refill)
+        #: The one of the two that gets the messages.
+        self._queue = self.blocks if in_blocks else self.buffer
         take = self._take_sized if limits.max_bytes else self._take
         if limits.pinned:
             take = partial(self._take_pinned, take)
@@ -131,7 +95,15 @@ class PullFeed:
         #: With ``max_bytes`` besides messages: bytes that have arrived when the open pull is full.
         self._full_at = 0
         sized = limits.in_bytes or limits.max_bytes > 0
-        self._inbox = PullInbox(source.api.nc, Message, source.acks, take, self._take_status, sized=sized)
+        self._inbox = PullInbox(
+            source.api.nc,
+            Message,
+            source.acks,
+            take,
+            self._take_status,
+            sized=sized,
+            on_block=self._take_block if in_blocks else None,
+        )
         self._watch = watch_of(source.api.nc)
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -189,7 +161,7 @@ class PullFeed:
         The buffer keeps these counts, because they change with every message. This property transfers them
         to the machine before any other use of it.
         """
-        core, buffer = self._machine, self.buffer
+        core, buffer = self._machine, self._queue
         if core.asked != buffer.owed:
             core.arrived(core.asked - buffer.owed)
         core.taken(core.buffered - buffer.buffered)
@@ -198,10 +170,16 @@ class PullFeed:
         return core
 
     def _take(self, messages: list[Any]) -> None:
-        self.buffer.extend(messages)
+        self._queue.extend(messages)
         self.last_activity = self._loop.time()
         if self._waiter is not None:
             self._wake()
+
+    def _take_block(self, block: Block) -> None:
+        self.blocks.add(block)
+        self.last_activity = self._loop.time()
+        self._wake()
+        self._check_full()
 
     def _take_pinned(self, take: _Take, messages: list[Any]) -> None:
         """Buffer messages whose headers may carry a pin id."""
@@ -227,7 +205,10 @@ class PullFeed:
     def _take_sized(self, messages: list[Any]) -> None:
         """Buffer messages of a pull that is limited in messages and in bytes."""
         self._take(messages)
-        if self.buffer.arrived >= self._full_at:
+        self._check_full()
+
+    def _check_full(self) -> None:
+        if self._machine.limits.max_bytes and self._queue.arrived >= self._full_at:
             self._core.filled()
             self._act()
 
@@ -252,7 +233,15 @@ class PullFeed:
             LiftEnvelopeError: An error ended the feed and the buffer is empty.
             UsageError: The feed was not started, or another task already waits for the next message.
         """
-        while not self.buffer:
+        await self.ready()
+        return self.pop()
+
+    async def ready(self) -> None:
+        """Wait until a message is buffered.
+
+        Raises: As for :meth:`next`.
+        """
+        while not self._queue:
             if self._ending:
                 self._finish()
                 if self._error is not None and not self._stopped:
@@ -269,7 +258,6 @@ class PullFeed:
             finally:
                 if self._waiter is waiter:
                     self._waiter = None
-        return self.pop()
 
     def pop(self) -> Message:
         """Remove and return the next message; the buffer must not be empty."""
@@ -281,7 +269,7 @@ class PullFeed:
 
     def _refill(self) -> None:
         """Pull more messages; called when the buffer falls below its threshold."""
-        if self._machine.limits.max_bytes and self.buffer.owed > 0:
+        if self._machine.limits.max_bytes and self._queue.owed > 0:
             return  # one pull is open, as it is after most messages of a slow stream
         if not self._ending:
             self._core.refill(self._loop.time())
@@ -299,7 +287,7 @@ class PullFeed:
 
     def _act(self) -> None:
         """Execute the pending actions of the core; called after each event passed to the core."""
-        self.buffer.owed = self._machine.asked
+        self._queue.owed = self._machine.asked
         actions = self._machine.actions
         while actions:
             action = actions.pop(0)
@@ -327,7 +315,7 @@ class PullFeed:
             return
         try:
             self._before = self._nc.last_error
-            self._full_at = self.buffer.arrived + pull.max_bytes
+            self._full_at = self._queue.arrived + pull.max_bytes
             payload = self._plan.payload(pull.amount, pull.pin_id, max_bytes=pull.max_bytes)
             self._inbox.send(self._subject, pull.number, payload)
         except TransportError as exc:
@@ -407,7 +395,7 @@ class PullFeed:
         if self._checking is not None and self._checking is not asyncio.current_task():
             self._checking.cancel()
         self._inbox.close()
-        if not self.buffer:
+        if not self._queue:
             self._finish()
         self._wake()
 
@@ -418,7 +406,7 @@ class PullFeed:
 
     def stop(self) -> None:
         """End now; buffered messages are dropped and redelivered after ``ack_wait``."""
-        self.buffer.clear()
+        self._queue.clear()
         self._stopped = True
         self._end(None)
         self._finish()
@@ -482,4 +470,4 @@ class PullFeed:
     @property
     def buffered(self) -> int:
         """Number of buffered messages."""
-        return len(self.buffer)
+        return len(self._queue)

@@ -16,8 +16,8 @@ from liftenvelope.errors import (
     StreamNotFoundError,
     TransportError,
 )
-from liftenvelope.jetstream._pulling.feed import PullSource, error_of
 from liftenvelope.jetstream._pulling.options import PullPlan
+from liftenvelope.jetstream._pulling.source import PullSource, error_of
 from liftenvelope.jetstream.message import PIN_HEADER, Message, counted_size, give_back
 from liftenvelope.jetstream.statuses import Status, StatusKind
 from liftenvelope.jetstream.watch import reason_of, watch_of

@@ -37,7 +37,7 @@ class Member:
     """A member with some partitions, whose clock stands still."""
 
     def __init__(self, twin: Any, options: bytes) -> None:
-        self.session = twin.Ownership(1, 10.0)
+        self.twin, self.session = twin, twin.Ownership(1, 10.0)
         self.roomy = 0
         self.hand = twin.HandOut(self.session, lambda: 1.0, self.wait)
         start = None if option(options, 0, 2) else 0
@@ -77,6 +77,17 @@ class Member:
         ]
         self.buffers[place].extend(offsets, messages)
 
+    def extend_blocks(self, place: int, count: int) -> None:
+        """Add messages of a consumer, in blocks of at most three."""
+        start, delivered = self.next[place], self.twin.Delivered
+        self.next[place] = start + 2 * count
+        messages = [
+            delivered("s", f"$JS.ACK.S.C.1.{start + 2 * number + 1}.1.1.0", b"z" * (number % 3), None, None)
+            for number in range(count)
+        ]
+        blocks = [self.twin.MessageBlock(messages[at : at + 3]) for at in range(0, count, 3)]
+        self.buffers[place].extend_blocks(blocks)
+
 
 def handed_out(twin: Any, chunks: Chunks, _exact: Exact) -> Any:
     """Each chunk is an operation and its numbers."""
@@ -85,7 +96,7 @@ def handed_out(twin: Any, chunks: Chunks, _exact: Exact) -> Any:
     for chunk in chunks[1:]:
         place, number = option(chunk, 1, PARTITIONS), option(chunk, 2)
         try:
-            log.append(operate(member, option(chunk, 0, 16), place, number))
+            log.append(operate(member, option(chunk, 0, 17), place, number))
         except IndexError as exc:
             log.append(type(exc))
         log.append([(one.position, one.waiting, one.size, one.room, one.can_give) for one in member.buffers])
@@ -103,7 +114,7 @@ def operate(member: Member, operation: int, place: int, number: int) -> Any:
     elif operation == 3:
         parts = hand.peek(number, number // 2)
         taken_from = [(one, offsets) for one, offsets, _ in parts]
-        shown_parts = [(one.key, offsets, len(messages)) for one, offsets, messages in parts]
+        shown_parts = [(one.key, offsets, list(map(shown_item, items))) for one, offsets, items in parts]
         return (
             shown_parts,
             hand.has_parts(taken_from),
@@ -143,6 +154,9 @@ def operate_buffer(member: Member, operation: int, place: int, number: int) -> A
         return buffer.processed()
     elif operation == 14:
         buffer.settle_until(number)
+    elif operation == 16:
+        member.extend_blocks(place, number % 8)
+        member.hand.add(buffer)
     else:
         buffer.wants_room = True
     return None
@@ -150,6 +164,10 @@ def operate_buffer(member: Member, operation: int, place: int, number: int) -> A
 
 def shown(message: Any) -> Any:
     return message if message == "waited" else (*message[:4], message[5], message[4] == "source")
+
+
+def shown_item(item: Any) -> Any:
+    return item.sequences if hasattr(item, "sequences") else None
 
 
 def taken(hand: Any) -> Any:
@@ -169,6 +187,7 @@ def seeds() -> Iterator[Chunks]:
             (0, 0, 5), (0, 1, 255), (5, 0, 2), (1, 0, 9), (15, 1, 0), (2, 0, 7), (14, 1, 4), (7, 0, 0),
             (10, 1, 6), (10, 0, 0), (1, 0, 255), (4, 0, 0), (13, 1, 0), (0, 1, 255), (3, 0, 64), (11, 2, 1),
             (9, 1, 40), (12, 0, 0), (8, 0, 0), (11, 2, 0), (8, 2, 0), (6, 0, 0), (8, 0, 0),
+            (16, 0, 7), (3, 0, 9), (16, 1, 5), (1, 0, 3), (2, 0, 2),
         )
     ]  # fmt: skip
     for mode in range(3):

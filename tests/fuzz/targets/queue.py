@@ -96,11 +96,13 @@ def numbers(owner: Owner, replies: bytes) -> Any:
     messages = [twin.Delivered("a", one.decode("latin-1"), one, one, None) for one in replies.split(b"|")]
 
     def read(reply: str) -> int:
-        messages.clear()
+        blocks.clear()
         return len(reply)
 
-    columns = twin.joined(messages), twin.header_columns(messages, entries)
-    return columns, twin.in_order(messages, 1), twin.stored_times(messages, read)
+    blocks = [twin.MessageBlock(messages[:1]), twin.MessageBlock(messages[1:])]
+    columns = twin.joined(blocks), twin.subjects(blocks), twin.header_columns(blocks, entries)
+    rows = [(block.sequences, block.in_order(1)) for block in blocks]
+    return columns, rows, twin.in_order(messages, 1), twin.stored_times(blocks, read)
 
 
 def entries(message: Any) -> list[tuple[str, bytes]]:

@@ -112,9 +112,24 @@ def by_stream(log: list[Any]) -> Any:
 def messages(taken: list[Any]) -> list[Any]:
     """Return the fields of messages: tuples, payloads or objects."""
     return [
-        (sid, size, [one if isinstance(one, tuple | bytes) else said(one) for one in found])
+        (
+            sid,
+            size,
+            [one if isinstance(one, tuple | bytes) else said(one) for one in listed(found)],
+            rows(found),
+        )
         for sid, size, found in taken
     ]
+
+
+def listed(found: Any) -> list[Any]:
+    """Return messages that come in a list or a block."""
+    return found if isinstance(found, list) else list(found.messages())
+
+
+def rows(found: Any) -> Any:
+    """Return the numbers of the rows of a block; None for a list."""
+    return None if isinstance(found, list) else (found.sequences, found.in_order(1), found.size)
 
 
 def said(one: Any) -> Any:
@@ -140,7 +155,7 @@ def lines(twin: Any, chunks: Chunks, exact: Exact) -> Any:
 
 def open_as(walker: Any, twin: Any, sid: int, how: int) -> None:
     if how % 3 == 0:
-        walker.open_delivered(sid, twin.Delivered, None, STATUSES)
+        walker.open_delivered(sid, twin.Delivered, None, STATUSES, how % 2 == 1)
     else:
         walker.open(sid, how % 3 == 1)
 
@@ -168,7 +183,7 @@ def lines_flow(twin: Any, chunks: Chunks, step: int) -> Any:
         fed(walker, data[at : at + step], log, messages)
     taken: dict[int, list[Any]] = {}
     for runs, _ in log:
-        for sid, _, found in runs:
+        for sid, _, found, _ in runs:
             taken.setdefault(sid, []).extend(found)
     return taken, b"".join(left for _, left in log)
 

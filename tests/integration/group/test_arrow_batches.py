@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from nats.aio.client import Client
 
-from liftenvelope.group import GroupConsumer, TopicPartition
+from liftenvelope.group import GroupConsumer, GroupMessage, JetStreamTopic, TopicPartition
+from liftenvelope.nats import accelerate
 from liftenvelope.payload import BadPayloadError
 
 from .play import LONG, PATIENCE, Play, coordinator
@@ -121,6 +122,52 @@ async def test_seek_between_messages_that_were_decoded_together(play: Play) -> N
                 if seen[-1:] == [3]:
                     break
     assert seen == [0, 1, 1, 2, 3]
+
+
+@pytest.mark.parametrize("is_accelerated", [False, True])
+async def test_ways_of_reading_take_turns_on_one_consumer(
+    play: Play, nc: Client, is_accelerated: bool
+) -> None:
+    """On an accelerated connection messages are rows until they are handed out one by one."""
+    count, rows = 300, list[tuple[int, str, bytes, list[tuple[str, bytes]], int]]()
+    published = [(f"{play.name}.{number % 3}", b"%d" % number) for number in range(count)]
+    for number, (subject, data) in enumerate(published):
+        await play.js.publish(subject, data, headers={"Nats-Msg-Id": str(number)} if number % 4 else None)
+
+    def add(message: GroupMessage) -> None:
+        stored = message.message
+        headers = [(name, value.encode()) for name, value in stored.headers.items()]
+        rows.append((message.offset, stored.subject, message.data, headers, stored.metadata.timestamp_ns))
+
+    if is_accelerated:
+        accelerate(nc)
+    topic = JetStreamTopic.of_stream(play.name, [f"{play.name}.*"], name="all")
+    async with (
+        GroupConsumer(nc, f"{play.name}-all", topic, auto_offset="earliest", timeout=PATIENCE) as consumer,
+        asyncio.timeout(PATIENCE),
+    ):
+        await all_there(consumer, count)
+        while len(rows) < count:
+            add(await anext(consumer))
+            async for messages in consumer.batches(7):
+                for message in messages:
+                    add(message)
+                break
+            async for batch in consumer.arrow_batches(40, max_wait=0.0):
+                batch.validate(full=True)
+                found = (batch[name] for name in ("offset", "subject", "value", "headers"))
+                times = batch["timestamp"].cast(pa.int64())
+                rows += zip(*(column.to_pylist() for column in (*found, times)), strict=True)
+                break
+        last = consumer.handed_out[TopicPartition("all", 0)]
+        assert (last.data, last.metadata.stream_sequence) == (b"299", count)
+        await consumer.commit()
+    assert [row[:3] for row in rows] == [(at, *one) for at, one in enumerate(published)]
+    assert [row[3] for row in rows] == [
+        [("Nats-Msg-Id", b"%d" % number)] if number % 4 else [] for number in range(count)
+    ]
+    stream = await play.js.stream(play.name)
+    assert rows[17][4] == (await stream.get_message(18)).timestamp_ns
 
 
 async def test_batch_ends_at_max_bytes(play: Play) -> None:

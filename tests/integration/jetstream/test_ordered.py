@@ -24,8 +24,8 @@ from liftenvelope.jetstream._consumer import Consumer
 from liftenvelope.jetstream._consumer_config import DeliverPolicy
 from liftenvelope.jetstream._events import Disconnected, OrderedReset, PullEvent, Reconnected
 from liftenvelope.jetstream._ordered import consumer as consumer_module
+from liftenvelope.jetstream._ordered.blocks import OrderedBlocks
 from liftenvelope.jetstream._ordered.consumer import OrderedConsumer
-from liftenvelope.jetstream._ordered.feed import OrderedFeed
 from liftenvelope.jetstream._ordered.places import OrderedPlaces
 from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.message import Message, Recorder
@@ -289,7 +289,7 @@ class TestOrdered:
             OrderedConsumer(bench.api, bench.name, **options)  # type: ignore[arg-type]
 
 
-async def pairs(feed: OrderedFeed, limit: int) -> list[tuple[int, Message]]:
+async def pairs(feed: OrderedBlocks, limit: int) -> list[tuple[int, Message]]:
     """Return the next messages with their stream sequences."""
     return list(zip(*await feed.next_many(limit), strict=True))
 
@@ -313,9 +313,9 @@ class TestFeed:
         events: list[PullEvent] = []
         async with reading(bench, max_messages=20, on_event=events.append) as feed:
             await until(lambda: feed.buffered == 20)
-            buffer = feed._feed.buffer  # type: ignore[union-attr]
-            received = [buffer.pop() for _ in range(20)]
-            buffer.extend([message for message in received if message.data != b"5"])
+            queue = feed._feed.blocks  # type: ignore[union-attr]
+            received = [message for block in queue.take(20) for message in block.messages()]
+            queue.extend([message for message in received if message.data != b"5"])
             first = await pairs(feed, 20)
             assert [message.data for _, message in first] == numbered(5)
             second: list[bytes] = []
@@ -332,7 +332,7 @@ class TestFeed:
         async with reading(bench) as feed:
             await until(lambda: feed.buffered == 3)
             acks = Recorder()
-            feed._feed.buffer.append(Message("a", "$JS.ACK.x", b"x", None, acks))  # type: ignore[union-attr]
+            feed._feed.blocks.extend([Message("a", "$JS.ACK.x", b"x", None, acks)])  # type: ignore[union-attr]
             assert [message.data for _, message in await pairs(feed, 20)] == numbered(3)
             for _ in range(2):
                 with pytest.raises(UsageError, match="must be the reply subject"):
@@ -361,7 +361,7 @@ class TestFeed:
 
 
 @contextlib.asynccontextmanager
-async def reading(bench: Bench, **options: Any) -> AsyncIterator[OrderedFeed]:
+async def reading(bench: Bench, **options: Any) -> AsyncIterator[OrderedBlocks]:
     """A started feed of an ordered consumer."""
     feed = OrderedConsumer(bench.api, bench.name).feed(**options)
     await feed.start()

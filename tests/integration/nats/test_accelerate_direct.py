@@ -498,6 +498,7 @@ def test_a_blocking_socket_is_walked_as_well(nats_server: NatsServer, name: str)
                 taken, rest = walker.walk()
                 left += rest
                 for _, _, messages in taken:
+                    assert isinstance(messages, list)
                     seen += messages
     assert seen == [(name, b"r", None, b"hello")] * 1_000
     assert left.startswith(b"INFO ")

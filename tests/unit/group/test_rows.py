@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from liftenvelope._native import frames
 from liftenvelope._native.handout import PartitionBuffer
 from liftenvelope.envelope import Message as LiftbridgeMessage
 from liftenvelope.errors import UsageError
@@ -33,7 +35,9 @@ def rows_of(
     for key, part in parts:
         plain = [one if wrapped or not isinstance(one.message, Message) else one.message for one in part]
         buffer = PartitionBuffer(key, 1, 0, len(part), GroupMessage, list)
-        given.append((buffer, [one.offset for one in part], plain))
+        offsets = struct.pack(f"={len(part)}q", *(one.offset for one in part))
+        own = [one for one in plain if isinstance(one, Message)]
+        given.append((buffer, offsets, [frames.MessageBlock(own)] if own else plain))
     batch = rows_module.rows_of(given)
     batch.validate(full=True)
     return batch
