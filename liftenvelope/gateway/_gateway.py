@@ -107,6 +107,8 @@ class Gateway:
         consumer_timeout: float = 15.0,
         coordinator_timeout: float = 15.0,
     ) -> None:
+        if nc.options.get("no_echo"):  # leaders publish to themselves, and acks go to clients on ``nc``
+            raise about(UsageError("nc must get its own messages: connect it without no_echo=True"), "nc")
         if not 0 <= port <= 65_535:
             raise about(UsageError(f"port must be from 0 to 65535, got {port!r}"), "port")
         timeouts = {

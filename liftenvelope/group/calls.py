@@ -191,6 +191,10 @@ class GroupCalls:
             msg = await self._api.ask(subject, request.SerializeToString(), timeout=timeout)
         except NoJetStreamError:
             text = f"no coordinator answers on {subject!r}; start one"
+            if self._api.nc.options.get("no_echo"):
+                text += (
+                    " on another connection: this one gets none of its own messages, because of no_echo=True"
+                )
             raise GroupUnavailableError(text) from None
         answer = _read(kind, msg.data, subject)
         error = _error_of(answer)

@@ -125,6 +125,13 @@ async def test_options_that_make_no_sense(nats_server: NatsServer, options: Any,
     await nc.close()
 
 
+async def test_connection_without_its_own_messages_is_refused(nats_server: NatsServer) -> None:
+    nc = await connect(nats_server.url, no_echo=True)
+    with pytest.raises(UsageError, match="connect it without no_echo=True"):
+        Gateway(nc)
+    await nc.close()
+
+
 # Raw NATS
 
 

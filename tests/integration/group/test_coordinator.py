@@ -367,6 +367,17 @@ class TestService:
         with pytest.raises(GroupUnavailableError, match=r"no coordinator answers on .*; start one"):
             await client.list_groups()
 
+    async def test_coordinator_on_the_same_connection_without_echo_is_not_found(
+        self, jetstream_server: NatsServer, name: str
+    ) -> None:
+        nc = await connect(jetstream_server.url, no_echo=True)
+        async with Coordinator(nc, prefix=name, bucket=name):
+            with pytest.raises(
+                GroupUnavailableError, match=r"start one on another connection: .* no_echo=True"
+            ):
+                await GroupClient(nc, prefix=name, timeout=4.0).list_groups()
+        await nc.close()
+
     async def test_what_was_told_outlives_a_try_that_had_no_time(self, nc: Client, name: str) -> None:
         """A coordinator refuses, and then says nothing more."""
         refusal = error_message(GroupUnavailableError("the bucket is away"))
