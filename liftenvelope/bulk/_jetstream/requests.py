@@ -431,7 +431,7 @@ def _names(answer: dict[str, Any]) -> tuple[list[str], int]:
 
 
 def _pending_server_and_batch(answer: dict[str, Any]) -> tuple[int, str, int]:
-    return pending(answer), server_of(answer), natural(answer["config"].get("max_batch", 0))
+    return pending(answer), server_of(answer), natural(dict(answer["config"]).get("max_batch", 0))
 
 
 def _longest_inactive_ns(answer: dict[str, Any]) -> int:

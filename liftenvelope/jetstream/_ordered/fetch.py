@@ -81,7 +81,8 @@ class _OrderedReader:
     def portion(self, amount: Amount, have: int) -> int:
         """Return the number of messages to ask for, within the limit that the server has for one pull."""
         missing = (amount.messages or 0) - have
-        return min(missing, self.consumer.cached_info.config.max_batch or missing)
+        most = self.consumer.cached_info.config.max_batch or 0
+        return min(missing, most) if most > 0 else missing
 
     def take(self, batch: Batch, into: Batch) -> bool:
         """Append the messages up to the first gap; return true if the batch had no gap."""

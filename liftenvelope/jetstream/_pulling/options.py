@@ -124,8 +124,8 @@ class PullPlan:
         return payload
 
     def within(self, max_batch: int | None) -> PullPlan:
-        """Return the plan with at most ``max_batch`` messages for each pull; None or 0 for no limit."""
-        if not max_batch:
+        """Return the plan with at most ``max_batch`` messages for each pull; None or below 1 for no limit."""
+        if max_batch is None or max_batch < 1:
             return self
         limits, batch = self.limits, min(self.batch, max_batch)
         if not limits.in_bytes and limits.limit > max_batch:

@@ -17,7 +17,7 @@ from nats.aio.client import Client
 
 from liftenvelope.errors import CallTimeoutError, TransportError
 from liftenvelope.jetstream import DeliverPolicy, JetStream, Stream, StreamReplacedError
-from liftenvelope.jetstream._consumer_requests import put_consumer
+from liftenvelope.jetstream._consumer_requests import create_reader
 from liftenvelope.jetstream._ordered import places as places_module
 from liftenvelope.jetstream.api import Api
 from liftenvelope.jetstream.infos import ConsumerInfo
@@ -146,14 +146,14 @@ async def test_clocks_of_two_servers_do_not_matter(
     reading: Reading, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     """FAKE, NOT REAL: the server that creates consumers has another clock than the one with the stream."""
-    put = put_consumer
+    put = create_reader
 
     async def put_elsewhere(*args: Any, **options: Any) -> ConsumerInfo:
         info = await put(*args, **options)
         assert info.created is not None
         return replace(info, created=info.created + timedelta(hours=hours))
 
-    monkeypatch.setattr(places_module, "put_consumer", put_elsewhere)
+    monkeypatch.setattr(places_module, "create_reader", put_elsewhere)
     async with asyncio.timeout(60), reading.stream.ordered_consumer().messages() as iteration:
         assert [(await anext(iteration)).data for _ in range(3)] == numbered(3)
         await deleted_consumers(reading.stream)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from liftenvelope.group import JetStreamTopic, JetStreamTopicSource
+from liftenvelope.jetstream import StreamConfig
 
 CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -25,7 +26,8 @@ async def test_stream_counts_as_restored_by_messages_that_are_clearly_older(
 
     class Streams:
         async def stream(self, _: str) -> Any:
-            return SimpleNamespace(cached_info=SimpleNamespace(created=CREATED, state=state))
+            config = StreamConfig(name="S")
+            return SimpleNamespace(cached_info=SimpleNamespace(created=CREATED, state=state, config=config))
 
     streams: Any = Streams()
     source = JetStreamTopicSource(streams, JetStreamTopic.of_streams("t", ["S"]))
