@@ -95,12 +95,12 @@ class OrderedConsumer:
             ("opt_start_seq", opt_start_seq, DeliverPolicy.BY_START_SEQUENCE),
             ("opt_start_time", opt_start_time, DeliverPolicy.BY_START_TIME),
         ):
-            if (value is not None) != (deliver_policy is policy):
+            if (value is not None) != (deliver_policy == policy):  # the server's name is accepted, too
                 raise UsageError(
                     f"{name} must be given for {policy!s} alone, got {value!r} "
                     f"with deliver_policy {deliver_policy!s}"
                 )
-        if deliver_policy is DeliverPolicy.LAST_PER_SUBJECT and not filter_subjects:
+        if deliver_policy == DeliverPolicy.LAST_PER_SUBJECT and not filter_subjects:
             filter_subjects = (">",)  # servers refuse this policy without a filter
         self._config = ConsumerConfig(
             ack_policy=AckPolicy.NONE,

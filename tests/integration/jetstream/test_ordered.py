@@ -271,6 +271,21 @@ class TestOrdered:
         assert [first, *got] == numbered(10)
 
     @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            ({"deliver_policy": "by_start_sequence", "opt_start_seq": 3}, [b"2", b"3"]),
+            ({"deliver_policy": "last_per_subject"}, [b"3"]),
+        ],
+    )
+    async def test_deliver_policy_may_have_the_name_of_the_server(
+        self, bench: Bench, options: dict[str, Any], expected: list[bytes]
+    ) -> None:
+        await bench.publish(numbered(4))
+        consumer = OrderedConsumer(bench.api, bench.name, **options)
+        assert [message.data for message in await consumer.fetch_no_wait(10)] == expected
+        await consumer.close()
+
+    @pytest.mark.parametrize(
         "options",
         [
             {"opt_start_seq": 3},
