@@ -29,6 +29,8 @@ __all__ = ["GroupStore"]
 _MARKER_TTL: Final = 3600.0
 #: Metadata of streams that servers from version 2.11 on add.
 _API_LEVEL: Final = "_nats.level"
+#: Error of an account that accepts no stream without max_bytes.
+_NEEDS_MAX_BYTES: Final = 10113
 #: Room in bytes for the headers and the longest key of a write.
 _HEADERS: Final = 4_096
 #: Seconds between attempts to open the bucket, and between looks at a leader that is behind.
@@ -70,14 +72,23 @@ class GroupStore:
         deadline = Deadline(patience)
         while True:
             try:
-                with _unavailable("can't create the bucket"):
-                    await self._bucket.create()
+                with _unavailable(f"can't create the bucket {self._bucket.name!r}"):
+                    await self._create()
                     await self._learn()
                 return
             except GroupUnavailableError:
                 if deadline.is_over:
                     raise
                 await asyncio.sleep(_PAUSE)
+
+    async def _create(self) -> None:
+        try:
+            await self._bucket.create()
+        except JetStreamError as exc:
+            if exc.err_code != _NEEDS_MAX_BYTES:
+                raise
+            text = f"{exc.description}: create the bucket with max_bytes before the first coordinator starts"
+            raise JetStreamError(exc.code, text, exc.err_code) from exc
 
     async def get(self, key: str) -> BucketEntry:
         """Return the last entry of a key, as the bucket's leader knows it.

@@ -71,6 +71,22 @@ async def test_every_call_without_jetstream_is_unavailable(nats_server: NatsServ
     await client.close()
 
 
+async def test_account_that_requires_max_bytes_needs_a_bucket_made_before() -> None:
+    users = 'users: [{user: "a", password: "a"}]'
+    account = f"A {{ {users}, jetstream {{ max_file: 1GB, max_bytes_required: true }} }}"
+    text = f"accounts {{ {account} }}\nno_auth_user: a"
+    with run_nats_server(jetstream=True, config_text=text) as server:
+        client = await connect(server.url)
+        async with JetStream(client) as js:
+            store = GroupStore(js, "bucket", 1)
+            with pytest.raises(GroupUnavailableError, match=r"'bucket': .* create the bucket with max_bytes"):
+                await store.open(0.0)
+            await client.jetstream().create_key_value(bucket="bucket", max_bytes=1_000_000)
+            await store.open(PATIENCE)
+            assert await store.put("group.a", b"1", 0) == 1
+        await client.close()
+
+
 async def test_open_waits_until_jetstream_is_back() -> None:
     with run_nats_server(jetstream=True) as server:
         client = await connect(server.url)
