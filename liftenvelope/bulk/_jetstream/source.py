@@ -46,6 +46,8 @@ class JetStreamSource(JetStreamRequests):
     def __init__(self, target: Target, stream: str) -> None:
         super().__init__(target, stream)
         self._via = "consumer"
+        #: True if the stream deletes messages that its consumers have acknowledged, as last heard of.
+        self.deletes_acked = False
         # None until extent() has read the stream's config, if the choice depends on the config.
         self._reader: type[ConsumerRead] | None = ConsumerRead
 
@@ -105,6 +107,7 @@ class JetStreamSource(JetStreamRequests):
             JetStreamError, TransportError, CallTimeoutError: As for :meth:`ask`.
         """
         config, extent = self.config_and_extent()
+        self.deletes_acked = config.get("retention", "limits") != "limits"
         if self._reader is None:
             self._reader = self._reader_for(config)
         return extent

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from liftenvelope._checks import as_choice, as_count
+from liftenvelope.bulk._engine.event_log import log
 from liftenvelope.bulk._engine.plan import retention_error
 from liftenvelope.bulk._jetstream.source import JetStreamSource
 from liftenvelope.bulk.access import ServerKind
@@ -139,6 +140,11 @@ def plan_onward(
     """
     begin = parse_begin(start if reached is None else reached, time.time_ns())
     (span,) = plan_ranges(source, [partition], begin, parse_end(stop), on_retention)
+    if reached is None and isinstance(source, JetStreamSource) and source.deletes_acked:
+        log.warning(
+            "%s: its retention deletes acknowledged messages, and a copy lacks those deleted before a run",
+            source.stream,
+        )
     if reached is not None and span.start < reached:
         newest = source.newest(partition)
         if newest < reached - 1:

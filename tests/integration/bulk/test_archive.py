@@ -72,6 +72,19 @@ def test_archive_goes_on_where_the_files_end(url: str, name: str, tmp_path: Path
     assert archived(tmp_path, "offset")["offset"].to_pylist() == list(range(110))
 
 
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+def test_beginning_to_archive_a_stream_that_deletes_acked_messages_is_logged(
+    url: str, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, retention: str
+) -> None:
+    make_stream(url, name, retention=retention, allow_direct=True)
+    for rows in (5, 3):
+        publish(url, numbered(name, rows))
+        assert bulk.to_parquet(url, name, tmp_path).rows == rows
+    lines = [one.message for one in caplog.records if one.name == "liftenvelope.bulk"]
+    text = f"{name}: its retention deletes acknowledged messages, and a copy lacks those deleted before a run"
+    assert [line for line in lines if "its retention" in line] == [text] * (retention == "workqueue")
+
+
 @pytest.mark.parametrize("on_gap", [None, lambda _: None], ids=["server filters", "reader filters"])
 def test_archive_of_a_rare_subject_outlives_retention(
     url: str, name: str, tmp_path: Path, on_gap: Any
