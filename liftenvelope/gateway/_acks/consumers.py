@@ -47,6 +47,8 @@ _ACK_AGAIN: Final = 60
 _ACK_WAIT: Final = 30
 #: Maximum number of unacknowledged messages. Flow control bounds their bytes.
 _MAX_PENDING: Final = 65_536
+#: Error of a consumer with a larger ``max_ack_pending`` than the server or the account allows.
+_TOO_MANY_PENDING: Final = 10121
 #: Unanswered requests about a consumer after which its server counts as lost.
 _QUESTIONS: Final = 2
 #: Infos in a page of the list, if the server does not report it.
@@ -94,8 +96,16 @@ class AckConsumers:
         Raises:
             JetStreamError, CallTimeoutError, TransportError: The consumer may not be created.
         """
-        request = {"stream_name": self._stream, "config": ack_consumer(name, inbox, start, heartbeat)}
-        return await self._api.request_as(_server, f"CONSUMER.CREATE.{self._stream}.{name}", request)
+        subject = f"CONSUMER.CREATE.{self._stream}.{name}"
+        config = ack_consumer(name, inbox, start, heartbeat)
+        request = {"stream_name": self._stream, "config": config}
+        try:
+            return await self._api.request_as(_server, subject, request)
+        except JetStreamError as exc:
+            if exc.err_code != _TOO_MANY_PENDING:
+                raise
+        del config["max_ack_pending"]  # the server then takes the most that it or the account allows
+        return await self._api.request_as(_server, subject, request)
 
     async def due(self, name: str) -> int:
         """Return the deliveries that a consumer's reader must have had, and one more if others are pending.

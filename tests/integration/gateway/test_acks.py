@@ -650,6 +650,23 @@ async def test_a_reader_that_is_killed(
         assert ack.offset == 1_500 * round_ + number
 
 
+# Limits of the server
+
+
+async def test_server_that_limits_unacknowledged_messages_gets_acks_within_its_limit(name: str) -> None:
+    config = {"jetstream": {"limits": {"max_ack_pending": 10}}}
+    async with run_nats_server(jetstream=True, config=config) as server:
+        nc = await connect(server.url)
+        partition = await Partition(nc, name).create()
+        async with partition.reader():
+            [info] = await partition.consumers()
+            assert info["config"]["max_ack_pending"] == 10
+            await partition.publish(*map(str, range(50)))
+            await acked(partition, 50)
+        assert partition.ids == [str(number) for number in range(50)]
+        await nc.close()
+
+
 # Dropped by JetStream
 
 
