@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
     from liftenvelope.bulk.access import Access
     from liftenvelope.bulk.ranges import Extent, Range
 
-__all__ = ["GAPS_PAUSE", "RangeRead"]
+__all__ = ["GAPS_PAUSE", "UNSURE", "RangeRead"]
 
 #: Seconds between two looks whether retention caused the gaps, if those are only logged. Each look is a
 #: request or two, and every batch of a compacted stream has gaps.
 GAPS_PAUSE: Final = 1.0
+#: Seconds after which a gap is looked at, if its batch lasts longer: retention goes on meanwhile.
+UNSURE: Final = 0.2
 
 
 class RangeSource(Protocol):
@@ -90,8 +93,9 @@ class RangeRead(ABC):
         # Pieces to hand out, and gaps in them that have not been checked for retention yet.
         self._ready: deque[Piece] = deque()
         self._gaps: list[tuple[int, int]] = []
-        # Gaps that begin before this offset are no loss.
-        self._sound_to = 0
+        # Gaps of the current batch that begin before _sound_to are no loss. _unsure_from: offset of the read
+        # before the first gap after that, and when that gap was passed; -1 and infinite for none.
+        self._sound_to, self._unsure_from, self._unsure_since = 0, -1, math.inf
         # When gaps that are only logged are looked at next.
         self._look_at = 0.0
         # When the current batch got its first row.
@@ -221,6 +225,25 @@ class RangeRead(ABC):
             self._outlet.put(self._ready[0])
             self._ready.popleft()
 
+    def _passed_gap(self) -> None:
+        """Note that a gap was passed, which begins at the offset reached before or later."""
+        if self._unsure_from < 0:
+            self._unsure_from = self._next
+        self._unsure_since = min(self._unsure_since, time.monotonic())
+
+    def _look(self) -> None:
+        """Ask for the oldest message soon after a gap, before retention takes messages that the read has got.
+
+        A gap after the oldest message is a hole: its messages were deleted one by one. If any other gap is in
+        the batch, the batch ends here, and :meth:`_check_gaps` decides.
+        """
+        self._unsure_since = math.inf
+        if self._source.extent(self._span.partition).oldest <= self._unsure_from:
+            self._sound_to, self._unsure_from = self._next, -1
+        elif self._plan.on_retention == "raise":
+            self._flush()
+            self._hand_out(block=False)
+
     def _must_check(self) -> bool:
         if not self._gaps or self._plan.on_retention == "raise":
             return bool(self._gaps)
@@ -241,4 +264,6 @@ class RangeRead(ABC):
             )
             log.warning(text, told, extra=told)
         self._gaps.clear()
+        if self._flushed == self._next:
+            self._unsure_from, self._unsure_since = -1, math.inf
         self._look_at = time.monotonic() + GAPS_PAUSE

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from liftenvelope import _native
 from liftenvelope.bulk._engine.event_log import log
 from liftenvelope.bulk._engine.plan import retention_error
-from liftenvelope.bulk._engine.range_read import GAPS_PAUSE, RangeRead
+from liftenvelope.bulk._engine.range_read import GAPS_PAUSE, UNSURE, RangeRead
 from liftenvelope.bulk._jetstream.filter_gaps import FilterGaps
 from liftenvelope.bulk._jetstream.pulls import EXPIRES, HEARTBEAT, PENDING, Asked, PullsInFlight
 from liftenvelope.bulk._jetstream.requests import (
@@ -54,8 +54,6 @@ _SILENCE: Final = 3.5
 _SPREADING: Final = 2.0
 #: Seconds to wait for room in the queue before checking the connection again.
 _LOOK: Final = 0.5
-#: Seconds after which a gap is looked at, if its batch lasts longer: retention goes on meanwhile.
-_UNSURE: Final = 0.2
 #: Seconds after which the end of a pull is late: until another one came, none was open.
 _LATE: Final = 0.1
 #: Status code of a request that found no message to deliver.
@@ -81,9 +79,6 @@ class ConsumerRead(RangeRead):
         super().__init__(source, span, plan, outlet, rows, source.stream)
         self._skips = FilterGaps(span.start)
         self._clock = StreamClock()
-        # Without a filter: offset of the read before the first gap that was not looked at, and when that gap
-        # was passed; -1 and infinite for none.
-        self._unsure_from, self._unsure_since = -1, math.inf
         # Messages that the current consumer had to deliver when it was made; end of the stream just before
         # that, and the time up to which the stream had its messages then.
         self._left, self._stream_end, self._end_at = 0, -1, 0.0
@@ -304,8 +299,7 @@ class ConsumerRead(RangeRead):
             self._skips.was_current(self._clock.before_row(stored_at))
         has_gap = rows.next_offset - self._next > count
         if has_gap and not self._source.filters:
-            self._unsure_from = self._next if self._unsure_from < 0 else self._unsure_from
-            self._unsure_since = min(self._unsure_since, time.monotonic())
+            self._passed_gap()
         if self._skips.has_begun:
             self._skips.passed(rows.next_offset, time.monotonic() if has_gap else math.inf)
         self._pulls.arrived(count)
@@ -397,7 +391,7 @@ class ConsumerRead(RangeRead):
 
     def _time_to_look(self) -> float:
         """Return the seconds until the oldest message should be asked for, because a gap was passed."""
-        return min(self._skips.unsure_since, self._unsure_since) + _UNSURE - time.monotonic()
+        return min(self._skips.unsure_since, self._unsure_since) + UNSURE - time.monotonic()
 
     def _check_silence(self, link: NatsSocket) -> None:
         self._outlet.check()
@@ -414,20 +408,10 @@ class ConsumerRead(RangeRead):
     # Gaps
 
     def _look(self) -> None:
-        """Ask for the oldest message soon after a gap, before retention takes messages that the read has got.
-
-        Without a filter, a gap after the oldest message is a hole: its messages were deleted one by one. If
-        any other gap is in the batch, the batch ends here, and :meth:`_check_gaps` decides.
-        """
         if self._source.filters:
             self._oldest_at()
-            return
-        self._unsure_since = math.inf
-        if self._source.extent(self._span.partition).oldest <= self._unsure_from:
-            self._sound_to, self._unsure_from = self._next, -1
-        elif self._plan.on_retention == "raise":
-            self._flush()
-            self._hand_out(block=False)
+        else:
+            super()._look()
 
     def _must_check(self) -> bool:
         return super()._must_check() or self._skips.is_due(self._flushed)
@@ -437,8 +421,6 @@ class ConsumerRead(RangeRead):
         source = self._source
         if not source.filters:
             super()._check_gaps()
-            if self._flushed == self._next:
-                self._unsure_from, self._unsure_since = -1, math.inf
             return
         self._look_at = time.monotonic() + GAPS_PAUSE
         # The server is asked before the gaps are taken: an answer may not come, and the read then goes on.

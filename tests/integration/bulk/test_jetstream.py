@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -312,6 +313,19 @@ class TestGaps:
         with_jetstream(url, lambda js: js.purge_stream(name))
         publish(url, numbered(name, 3))
         assert offsets(pa.Table.from_batches([reader.read_next_batch()])) == [0, 2, 3, 4, 5]
+
+    def test_loss_ends_a_tail_before_its_batch_is_full(self, url: str, name: str) -> None:
+        make_stream(url, name, max_msgs=40)
+        publish(url, numbered(name, 1))
+        with FaultProxy(url) as proxy, ThreadPoolExecutor() as threads:
+            reader = bulk.tail(f"nats://{proxy.address}", name, start="earliest", batch_seconds=3_600)
+            proxy.refuse()
+            proxy.cut()
+            publish(url, numbered(name, 100))
+            proxy.accept()
+            reading = threads.submit(reader.read_all)
+            with pytest.raises(RetentionError, match="is gone, the oldest is 61"):
+                reading.result(60)
 
     def test_retention_has_passed_the_start(self, url: str, name: str) -> None:
         make_stream(url, name, max_msgs=50)
