@@ -13,6 +13,7 @@ from liftenvelope.errors import (
     FencedError,
     LiftEnvelopeError,
     NoCursorError,
+    NoSuchPartitionError,
     NoSuchStreamError,
     OffsetOutOfRangeError,
     ResourcesExceededError,
@@ -42,8 +43,9 @@ _CERTAIN: Final[tuple[tuple[type[LiftEnvelopeError], float], ...]] = (
 )
 #: Errors of a stream that does not exist. A deployment may delete a stream and create it again, so a stream
 #: that has existed may be missing for ``patience`` seconds. Otherwise the error would depend on when the
-#: reader looks: this one, or that of a stream that was created again.
-_MISSING: Final = (StreamNotFoundError, NoSuchStreamError, StreamDeletedError)
+#: reader looks: this one, or that of a stream that was created again. Asked for the newest offset, Liftbridge
+#: answers for a stream that it has not that the partition is missing.
+_MISSING: Final = (StreamNotFoundError, NoSuchStreamError, NoSuchPartitionError, StreamDeletedError)
 #: Seconds after which a feed without messages counts as one that works: its partition is empty. A feed whose
 #: pulls are refused without an answer fails after two missed heartbeats, which take 30 to 31 s.
 _WORKS: Final = 35.0

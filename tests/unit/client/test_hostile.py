@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from liftenvelope import bulk
+from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
 from liftenvelope.bulk import Access
 from liftenvelope.bulk.listing import open_lister
@@ -303,13 +304,22 @@ async def test_message_resets_the_pauses(monkeypatch: pytest.MonkeyPatch) -> Non
 async def test_subscription_that_stood_for_a_while_gets_all_of_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    waits: list[float] = []
+
+    class NotedDeadline(Deadline):
+        def __init__(self, timeout: float) -> None:
+            waits.append(timeout)
+            super().__init__(timeout)
+
     monkeypatch.setattr(subscription_module, "_STOOD", 0.0)
+    monkeypatch.setattr(subscription_module, "Deadline", NotedDeadline)
     async with scripted() as (broker,):
         broker.log(*range(3))
         for _ in range(20):
             broker.next("Subscribe", answers(HANDSHAKE, error=UNAVAILABLE))
-        async with client_of([broker], resubscribe_wait=0.5, on_event=lambda event: None) as client:
+        async with client_of([broker], resubscribe_wait=123.0, on_event=lambda event: None) as client:
             assert await read(client, start=0, stop=2) == [0, 1, 2]
+    assert waits.count(123.0) == 20
 
 
 @pytest.mark.parametrize("error", [UNAVAILABLE, CLEANED, None], ids=["unavailable", "cleaned", "OK"])

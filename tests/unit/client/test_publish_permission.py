@@ -14,9 +14,11 @@ import pytest
 
 from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
+from liftenvelope.client import publish_permission
 from liftenvelope.client._sending.in_flight import Entry, InFlight, Outcome, Sink
 from liftenvelope.client._sending.leader_check import is_served
 from liftenvelope.client.publish_permission import PublishPermissions
+from liftenvelope.client.retries import Retry
 from liftenvelope.errors import CallTimeoutError, PermissionDeniedError, TransportError
 from liftenvelope.rpc.status import RpcError, StatusCode
 from tests.unit.scripted_broker import client_of, scripted, stall
@@ -55,7 +57,8 @@ async def test_broker_is_asked_until_it_grants_and_then_no_more() -> None:
             await permissions.check(broker.address, "foo", Deadline(60))
 
 
-async def test_concurrent_callers_share_one_answer() -> None:
+async def test_concurrent_callers_share_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish_permission, "READ", Retry(repeatable=True))  # with time for a loaded machine
     async with scripted() as (broker,), client_of([broker]) as client:
         permissions = PublishPermissions(client._context.cluster)
         permissions.refused("foo")

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from liftenvelope.errors import (
     CallTimeoutError,
     LiftEnvelopeError,
+    NoSuchPartitionError,
+    NoSuchStreamError,
     OffsetOutOfRangeError,
     ResourcesExceededError,
     StreamDeletedError,
+    StreamNotFoundError,
 )
 from liftenvelope.group import SourceMessage, TopicPartition, TopicSpec
 from liftenvelope.group._member.reader import Outage, PartitionReader
@@ -223,6 +226,34 @@ async def test_what_ends_it_while_it_is_held_is_for_whoever_has_the_partition() 
     await asyncio.wait([reader._task])
     assert not reader.go_on(2, 0)
     assert failures == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StreamNotFoundError(404, "there is no stream", 10059),
+        NoSuchStreamError(5, "stream not found"),
+        NoSuchPartitionError(5, "partition not found"),  # the newest offset of a deleted stream of Liftbridge
+        StreamDeletedError(5, "it is gone"),
+    ],
+)
+async def test_stream_that_has_existed_may_be_missing_for_a_while(error: LiftEnvelopeError) -> None:
+    opened = asyncio.Event()
+
+    class Recreated(Numbers):
+        async def open(self, _: int, offset: int) -> NumbersFeed:
+            if not self.opened:
+                self.opened += 1
+                raise error
+            opened.set()
+            return await super().open(_, offset)
+
+    reader = reader_of(Recreated([0, 1], 9), 0)
+    reader.created_ns = 1
+    reader.start(done)
+    async with asyncio.timeout(60):
+        await opened.wait()
+    await reader.close()
 
 
 REFUSED = ResourcesExceededError(8, "no more consumers")
