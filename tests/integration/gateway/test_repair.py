@@ -182,8 +182,10 @@ async def test_a_subject_that_nobody_records(nc: NatsClient, js: JetStream, name
         await fill(client, name, 2)
         await read(client, f"{name}-copy", start=0, stop=1)
     # As if a gateway had died after it had stopped the first stream and before another took the subject over.
-    record = StreamRecord(name=name, subject=name, id="1")
-    await Storage(js).detach(record, 0)
+    storage = Storage(js)
+    id_ = await storage.id_of(partition_stream(name, 0))
+    assert id_
+    await storage.detach(StreamRecord(name=name, subject=name, id=id_), 0)
     async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
 
         async def is_stored(stream: str = name) -> bool:
