@@ -107,9 +107,14 @@ async def test_publish_that_nats_does_not_allow_the_gateway_is_refused_and_logge
             asyncio.timeout(120),
         ):
             await client.create_stream(name, name)
-            for publish in (client.publish, client.publish_to_subject):
+            await client.create_stream(name, f"{name}-copy")
+            for publish, target in (
+                (client.publish, name),
+                (client.publish, f"{name}-copy"),
+                (client.publish_to_subject, name),
+            ):
                 with pytest.raises(PermissionDeniedError, match=r"the message is not stored \(") as caught:
-                    await publish(name, b"x")
+                    await publish(target, b"x")
                 assert not caught.value.sent
             line = f'NATS refuses the gateway: permissions violation for publish to "{name}"'
             await until(lambda: line in caplog.messages)
