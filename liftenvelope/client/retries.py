@@ -152,6 +152,7 @@ _FATES: Final[Mapping[int, Fate]] = MappingProxyType(
         StatusCode.UNAVAILABLE: Fate.LOST,
         StatusCode.CANCELLED: Fate.LOST,  # by a server that is stopping
         StatusCode.DEADLINE_EXCEEDED: Fate.TIMED_OUT,
+        StatusCode.ABORTED: Fate.NO_LEADER,  # by a gateway: another one changed the stream at the same time
     }
 )
 

@@ -33,6 +33,7 @@ from tests.unit.scripted_broker import METHODS
         ),
         (RpcError(StatusCode.FAILED_PRECONDITION, "commit log was closed"), Fate.REFUSED),
         (RpcError(StatusCode.INTERNAL, "no known metadata leader"), Fate.NO_LEADER),
+        (RpcError(StatusCode.ABORTED, "another gateway has removed stream 'a'"), Fate.NO_LEADER),
         (RpcError(StatusCode.UNAVAILABLE, f"{PUBLISH_AGAIN}: no stream records it"), Fate.NO_LEADER),
         (RpcError(StatusCode.INTERNAL, "Failed to delete stream: node is not the leader"), Fate.NO_LEADER),
         (
