@@ -53,11 +53,13 @@ class BucketEntry:
         key: The key.
         value: The value; None if the key was deleted or never set.
         revision: Revision that the next write of the key must expect; 0 if the key was never set.
+        left: Note that :meth:`Bucket.delete` has left, if the key was deleted. Default empty.
     """
 
     key: str
     value: bytes | None
     revision: int
+    left: bytes = b""
 
 
 class Bucket:
@@ -184,12 +186,13 @@ class Bucket:
         )
         return ack.sequence
 
-    async def delete(self, key: str, *, revision: int | None = None) -> int:
+    async def delete(self, key: str, *, revision: int | None = None, left: bytes = b"") -> int:
         """Delete a value; return the revision of the deletion marker.
 
         Args:
             key: The key.
             revision: Expected revision of the key. Default: any.
+            left: Note in the deletion marker: see :class:`BucketEntry`. Default empty.
 
         Raises:
             WrongLastSequenceError: The key has another revision; nothing was stored.
@@ -197,6 +200,7 @@ class Bucket:
         """
         ack = await self.js.publish(
             self._write_subject(key),
+            left,
             headers={_OPERATION: "DEL"},
             expected_last_subject_sequence=revision,
             ttl=await self._ttl_of_markers(),
@@ -294,7 +298,9 @@ class Bucket:
         """
         is_deleted = message.headers.get(_OPERATION) in _DELETED
         key = message.subject.removeprefix(self._prefix)
-        return BucketEntry(key, None if is_deleted else message.data, revision)
+        if is_deleted:
+            return BucketEntry(key, None, revision, message.data)
+        return BucketEntry(key, message.data, revision)
 
     def _write_subject(self, key: str) -> str:
         return self.js.api.key_subject(self._prefix + key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Self
@@ -10,7 +11,7 @@ from typing import Any, Self
 from liftenvelope.gateway._cluster.stored_json import check_fields, read_stored
 from liftenvelope.gateway._protocol.names import partition_stream, partition_subject
 
-__all__ = ["PartitionRecord", "RecordedEvent", "StreamPhase", "StreamRecord"]
+__all__ = ["PartitionRecord", "RecordedEvent", "StreamPhase", "StreamRecord", "read_ids"]
 
 
 class StreamPhase(StrEnum):
@@ -105,6 +106,8 @@ class StreamRecord:
             (the default) for the usual name.
         partitions: Partition records, in order. Default one partition.
         events: Events not yet published to the activity stream, in order.
+        never_ready: Ids of the latest earlier streams of that name whose creation was undone. A gateway that
+            was taken for dead may have left partitions of them. Default none.
     """
 
     name: str
@@ -121,6 +124,7 @@ class StreamRecord:
     jetstream: str = ""
     partitions: tuple[PartitionRecord, ...] = (PartitionRecord(),)
     events: tuple[RecordedEvent, ...] = ()
+    never_ready: tuple[str, ...] = ()
 
     def to_json(self) -> bytes:
         """Serialize the record as JSON for the bucket.
@@ -150,6 +154,7 @@ class StreamRecord:
         found["state"] = StreamPhase(found["state"])
         found["partitions"] = tuple(PartitionRecord(**part) for part in parts)
         found["events"] = tuple(RecordedEvent(**event) for event in events)
+        found["never_ready"] = read_ids(found.get("never_ready", ()))
         return cls(**check_fields(cls, found))
 
     def setting(self, name: str) -> int:
@@ -193,6 +198,18 @@ class StreamRecord:
     def without_event(self, token: str) -> Self:
         """Return a copy of the record without the event that has this token."""
         return replace(self, events=tuple(event for event in self.events if event.token != token))
+
+
+def read_ids(found: Iterable[str]) -> tuple[str, ...]:
+    """Return ids of records from parsed JSON.
+
+    Raises:
+        TypeError: One of them is no text.
+    """
+    ids = tuple(found)
+    if not all(isinstance(one, str) for one in ids):
+        raise TypeError(f"ids must be texts, got {ids!r:.40}")
+    return ids
 
 
 def _without_defaults(record: PartitionRecord | StreamRecord) -> dict[str, Any]:

@@ -8,22 +8,25 @@ are kept as well: an answer with the record that was there before may still be o
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from liftenvelope._checks import RESERVED
 from liftenvelope.consumers.tasks import cancel
 from liftenvelope.errors import (
+    InternalError,
     LiftEnvelopeError,
     NoJetStreamError,
     StreamNotFoundError,
     WrongLastSequenceError,
 )
 from liftenvelope.gateway._cluster.mirror import Mirror
-from liftenvelope.gateway._cluster.records import StreamPhase, StreamRecord
+from liftenvelope.gateway._cluster.records import StreamPhase, StreamRecord, read_ids
+from liftenvelope.gateway._cluster.stored_json import read_stored
 from liftenvelope.gateway._protocol.names import encode_name
-from liftenvelope.jetstream.api import parse_ns
 from liftenvelope.jetstream.bucket import Bucket, BucketEntry
 from liftenvelope.rpc.status import RpcError, StatusCode
 
@@ -37,6 +40,8 @@ __all__ = ["StreamRegistry"]
 BUCKET: Final = "lift_streams"
 #: Removed records whose revisions are known. Clients may create and delete streams of any number of names.
 _MOST_REMOVED: Final = 10_000
+#: Ids of streams of one name whose creation was undone that are remembered.
+_MOST_UNDONE: Final = 8
 #: Seconds until the marker of a removed record expires. A gateway that is cut off from NATS for longer looks
 #: for removed records when it is back.
 _MARKER_TTL: Final = 7 * 24 * 3600.0
@@ -80,6 +85,8 @@ class StreamRegistry:
         self._records: dict[str, tuple[StreamRecord | None, int]] = {}
         # Keys of removed records, the longest removed first.
         self._removed: dict[str, None] = {}
+        # By key of a removed record: ids of the streams whose creation was undone.
+        self._undone: dict[str, tuple[str, ...]] = {}
         # Completed by the next entry.
         self._waiting: list[asyncio.Future[None]] = []
         # Last read of each record, by key, the longest ago first.
@@ -100,16 +107,15 @@ class StreamRegistry:
         """Name of the bucket."""
         return self._bucket.name
 
-    async def created_ns(self) -> int:
-        """Return the time when the bucket was created, in nanoseconds since 1970.
+    @property
+    def has_undone(self) -> bool:
+        """True if the creation of any stream was undone, as far as the records tell."""
+        return bool(self._undone) or any(record.never_ready for record in self)
 
-        Raises:
-            RpcError: UNAVAILABLE: the bucket was deleted.
-        """
-        try:
-            return await self._bucket.js.api.request_as(_created_ns, f"STREAM.INFO.{self._bucket.stream}")
-        except StreamNotFoundError as exc:
-            raise _bucket_is_gone() from exc
+    def undone(self, key: str) -> tuple[str, ...]:
+        """Return the ids of the latest streams with that bucket key whose creation was undone."""
+        record, _ = self._records.get(key, (None, 0))
+        return self._undone.get(key, ()) if record is None else record.never_ready
 
     @property
     def is_readable(self) -> bool:
@@ -179,7 +185,7 @@ class StreamRegistry:
             if there is not None:
                 raise RpcError(StatusCode.ALREADY_EXISTS, "stream already exists")
             try:
-                await self._put(key, record, revision)
+                await self._put(key, replace(record, never_ready=self.undone(key)), revision)
             except WrongLastSequenceError:
                 await self.refresh(record.name)
             else:
@@ -243,12 +249,14 @@ class StreamRegistry:
             if there is None or there.id != record.id:
                 return
             try:
+                undone = _undone_of(there)
+                left = json.dumps(undone).encode() if undone else b""
                 async with self._writing():
-                    removed = await self._bucket.delete(key, revision=revision)
+                    removed = await self._bucket.delete(key, revision=revision, left=left)
             except WrongLastSequenceError:
                 await self.refresh(record.name)
             else:
-                self._on_entry(BucketEntry(key, None, removed))
+                self._on_entry(BucketEntry(key, None, removed, left))
                 return
         raise RpcError(StatusCode.ABORTED, "other gateways keep changing the stream: retry later")
 
@@ -286,10 +294,7 @@ class StreamRegistry:
         Raises:
             RpcError: UNAVAILABLE: the bucket was deleted, so nobody knows whether the stream exists.
         """
-        return await self.read(encode_name(name), since)
-
-    async def read(self, key: str, since: float | None = None) -> StreamRecord | None:
-        """Read the record with a bucket key, which is the stream's encoded name: see :meth:`refresh`."""
+        key = encode_name(name)
         if not key:
             return None  # a bucket has no empty key
         asked = asyncio.get_running_loop().time() if since is None else since
@@ -333,6 +338,7 @@ class StreamRegistry:
             # new record must expect that the key was never set.
             del self._records[key]
             self._removed.pop(key, None)
+            self._undone.pop(key, None)
             if known[0] is not None:
                 self._report(known[0], None)
         self._on_entry(entry)
@@ -346,6 +352,9 @@ class StreamRegistry:
         record = None if entry.value is None else StreamRecord.from_json(entry.value)
         self._records[entry.key] = (record, entry.revision)
         self._removed.pop(entry.key, None)
+        self._undone.pop(entry.key, None)
+        if undone := _undone_in(entry.left):
+            self._undone[entry.key] = undone
         if record is None:
             self._forget(entry.key)
         self._report(before, record)
@@ -371,10 +380,21 @@ class StreamRegistry:
         if len(self._removed) > _MOST_REMOVED:
             oldest = next(iter(self._removed))
             del self._removed[oldest], self._records[oldest]
+            self._undone.pop(oldest, None)
 
 
-def _created_ns(info: dict[str, Any]) -> int:
-    return parse_ns(info["created"])
+def _undone_in(marker: bytes) -> tuple[str, ...]:
+    """Return the ids in the marker of a removed record."""
+    try:
+        return read_stored(read_ids, marker, "the marker of a removed record") if marker else ()
+    except InternalError:
+        return ()  # not written by a gateway
+
+
+def _undone_of(record: StreamRecord) -> tuple[str, ...]:
+    """Return the ids to remember when a record is removed."""
+    is_undone = record.state is StreamPhase.CREATING and record.name not in RESERVED
+    return (*record.never_ready, *([record.id] if is_undone else []))[-_MOST_UNDONE:]
 
 
 def _bucket_is_gone() -> RpcError:

@@ -1,14 +1,12 @@
-"""Removes orphans: partitions in JetStream that were made for a stream which is removed already.
+"""Removes orphans: partitions in JetStream that were made for a stream whose creation was undone.
 
 A gateway that stands still while it creates a stream is taken for dead, and another one removes the stream.
 When the first one goes on, it creates more partitions, then removes them. If it is killed in between, they
 stay: they record their subjects, and nobody can create a stream of that name.
 
-A partition whose record was lost, because the bucket of the records was deleted or an older one restored, is
-no orphan. It holds messages that were acked. Two observations tell them apart, and both must hold:
-
-- An orphan never had a leader, so it has no consumers. The ack consumer of a leader outlives all gateways.
-- An orphan was made after the bucket of the records.
+A partition without a record may also hold messages that were acked: the bucket of the records was deleted, or
+an administrator has restored the partition of a deleted stream. So only those of a stream that was never
+ready are removed. Its id stays in the bucket, in the marker of its removal and in later records of its name.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from liftenvelope.gateway._cluster.records import StreamPhase, StreamRecord
 from liftenvelope.gateway._partitions.storage import RECORD_ID
 from liftenvelope.gateway._protocol.names import PARTITION_PREFIX
 from liftenvelope.gateway._streams.handing_over import hand_over
-from liftenvelope.jetstream.api import parse_ns
 
 if TYPE_CHECKING:
     from liftenvelope.gateway._core import Core
@@ -32,12 +29,11 @@ __all__ = ["remove_all_orphans", "remove_orphans_of"]
 _log: Final = logging.getLogger("liftenvelope.gateway")
 
 
-class _Unused(NamedTuple):
-    """Partition without consumers: id of its record, recorded subjects, and time of its creation."""
+class _Partition(NamedTuple):
+    """Id of the record that a partition was made for, and its recorded subjects."""
 
     record_id: str
     subjects: tuple[str, ...]
-    created_ns: int
 
 
 async def remove_all_orphans(core: Core) -> None:
@@ -47,10 +43,10 @@ async def remove_all_orphans(core: Core) -> None:
         RpcError: UNAVAILABLE: a copy has not yet received all messages of an orphan.
         LiftEnvelopeError: JetStream does not answer or fails.
     """
-    found = await core.storage.listed(_unused, core.js.api.timeout)
-    for name, unused in found.items():
-        if unused is not None and name.startswith(PARTITION_PREFIX) and not _is_known(core, name):
-            await _remove(core, name, timeout=0)
+    if not core.registry.has_undone:
+        return
+    for name, found in (await core.storage.listed(_partition, core.js.api.timeout)).items():
+        await _remove_orphan(core, name, found, timeout=0)
 
 
 async def remove_orphans_of(core: Core, record: StreamRecord, timeout: float) -> bool:
@@ -64,29 +60,19 @@ async def remove_orphans_of(core: Core, record: StreamRecord, timeout: float) ->
     Raises:
         RpcError, LiftEnvelopeError: As for :func:`remove_all_orphans`.
     """
-    removed = [
-        await _remove(core, record.stream_of(number), timeout) for number in range(len(record.partitions))
-    ]
-    return any(removed)
+    removed = False
+    for stream in map(record.stream_of, range(len(record.partitions))):
+        with suppress(StreamNotFoundError):
+            found = await core.js.api.request_as(_partition, f"STREAM.INFO.{stream}")
+            removed = await _remove_orphan(core, stream, found, timeout) or removed
+    return removed
 
 
-def _is_known(core: Core, stream: str) -> bool:
-    found = core.partition_of(stream)
-    return found is not None and found[0].has_partition(found[1])
-
-
-async def _remove(core: Core, stream: str, timeout: float) -> bool:
+async def _remove_orphan(core: Core, stream: str, found: _Partition, timeout: float) -> bool:
     """Remove a partition if it is an orphan; return whether it was one."""
-    # The partition first: a stream that is being created has its record before its partitions.
-    found = None
-    with suppress(StreamNotFoundError):
-        found = await core.js.api.request_as(_unused, f"STREAM.INFO.{stream}")
-    if found is None:
-        return False
-    record = await core.registry.read(stream.removeprefix(PARTITION_PREFIX).rpartition("_")[0])
-    if record is not None and record.id == found.record_id:
-        return False
-    if found.created_ns <= await core.registry.created_ns():
+    key = stream.removeprefix(PARTITION_PREFIX).rpartition("_")[0]
+    record = core.registry.keyed(key)
+    if found.record_id not in core.registry.undone(key) or (record and record.id == found.record_id):
         return False
     orphan = StreamRecord(
         name=stream, subject="", id=found.record_id, state=StreamPhase.DELETING, jetstream=stream
@@ -94,14 +80,11 @@ async def _remove(core: Core, stream: str, timeout: float) -> bool:
     async with core.changing.held(stream, *found.subjects):
         await hand_over(core, orphan, 0, timeout)
         await core.storage.delete(orphan, 0)
-    _log.warning("removed %s, which was made for a stream that is removed", stream)
+    _log.warning("removed %s, which a gateway has left of a stream that was never ready", stream)
     return True
 
 
-def _unused(info: dict[str, Any]) -> _Unused | None:
-    """Return the partition in a JetStream stream; None if it has consumers, or is no partition."""
+def _partition(info: dict[str, Any]) -> _Partition:
     config = info["config"]
-    record_id = (config.get("metadata") or {}).get(RECORD_ID)
-    if not record_id or info["state"]["consumer_count"]:
-        return None
-    return _Unused(record_id, tuple(config.get("subjects") or ()), parse_ns(info["created"]))
+    record_id = (config.get("metadata") or {}).get(RECORD_ID, "")
+    return _Partition(record_id, tuple(config.get("subjects") or ()))

@@ -419,7 +419,7 @@ def _deleting(
 def _ready(record: StreamRecord, *, made: StreamRecord) -> StreamRecord:
     if record.id != made.id or record.state is not StreamPhase.CREATING:
         raise _removed(made.name)
-    return replace(made, state=StreamPhase.READY)
+    return replace(made, state=StreamPhase.READY, never_ready=record.never_ready)
 
 
 def _removed(name: str) -> RpcError:

@@ -202,6 +202,8 @@ async def test_garbage_in_the_buckets(nc: NatsClient, js: JetStream, name: str) 
         for bucket in ("lift_streams", "lift_brokers"):
             for key, value in ((f"{name}-x", b"garbage"), (f"{name}-y", b'{"name":7}'), (f"{name}-z", b"")):
                 await Bucket(js, bucket).put(key, value)
+        for note in (b"garbage", b"7", b'[{"id":7}]'):
+            await Bucket(js, "lift_streams").delete(encode_name(name), left=note)
         await client.create_stream(name, name)
         assert await fill(client, name, 1) == [0]
     # It does not keep a gateway from starting either.

@@ -139,6 +139,8 @@ async def test_deleted_key_has_no_value_and_the_revision_of_its_marker(bucket: B
         await bucket.delete("a", revision=revision + 1)
     marker = await bucket.delete("a", revision=revision)
     assert await bucket.get("a") == BucketEntry("a", None, marker)
+    marker = await bucket.delete("a", left=b"note")
+    assert await bucket.get("a") == BucketEntry("a", None, marker, b"note")
     assert await bucket.put("a", b"2", revision=marker) == marker + 1
 
 
