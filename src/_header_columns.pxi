@@ -91,6 +91,18 @@ cdef bint header_block(_Storage storage, Py_ssize_t i, Slice* block) except -1:
     return bool(headers)
 
 
+cdef bint have_headers(list blocks) except -1:
+    """Return true if a message of the blocks has headers."""
+    cdef MessageBlock block
+    cdef Slice text
+    cdef Py_ssize_t i
+    for block in blocks:
+        for i in range(block.begin, block.begin + block.count):
+            if header_block(block.storage, i, &text):
+                return True
+    return False
+
+
 def header_columns(list blocks not None, entries not None):
     """Return (ends, name ends, names, value ends, values): headers as the buffers of an Arrow map column."""
     cdef list held = checked_blocks(blocks)
@@ -99,6 +111,8 @@ def header_columns(list blocks not None, entries not None):
     cdef Slice text
     cdef MessageBlock block
     cdef Py_ssize_t i, j, rows = 0, names = 0, values = 0
+    if not have_headers(held):
+        return bytes(4 * rows_in(held) + 4), bytes(4), b"", bytes(4), b""
     for block in held:
         for i in range(block.begin, block.begin + block.count):
             if not header_block(block.storage, i, &text):

@@ -76,6 +76,19 @@ def test_rows_of_messages_with_several_subjects() -> None:
     assert batch["value"].to_pylist() == [b"1", b""]
 
 
+@pytest.mark.parametrize("subject", ["orders.new", "orders." + "x" * 500])
+@pytest.mark.parametrize("count", [1, 4_096, 4_097])
+def test_repeated_values_fill_batches_of_every_size(count: int, subject: str) -> None:
+    reply = f"$JS.ACK.ORDERS.worker.1.1.1.{SECONDS * 10**9}.0"
+    message = Message(subject, reply, b"x", None, Recorder())
+    batch = rows_of([(SECOND, [SourceMessage(offset, b"x", message) for offset in range(count)])])
+    assert batch["topic"].to_pylist() == ["orders"] * count
+    assert batch["partition"].to_pylist() == [1] * count
+    assert batch["offset"].to_pylist() == list(range(count))
+    assert batch["subject"].to_pylist() == [subject] * count
+    assert batch["headers"].to_pylist() == [[]] * count
+
+
 @pytest.mark.parametrize(
     "headers",
     [
