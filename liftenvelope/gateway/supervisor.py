@@ -191,7 +191,8 @@ class _Workers:
         """
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for number, serving in enumerate(self._settings(own), 1):
-            self._slots.append(WorkerSlot(number, serving, self._program, self._changed))
+            slot = WorkerSlot(number, serving, self._program, self._changed, self._any_serves)
+            self._slots.append(slot)
         keeping = [asyncio.create_task(slot.keep(), name=f"worker {slot.number}") for slot in self._slots]
         for task in keeping:
             task.add_done_callback(partial(_pass_error, failed))
@@ -226,6 +227,9 @@ class _Workers:
         """Wait until all workers serve clients."""
         for slot in self._slots:
             await slot.started.wait()
+
+    def _any_serves(self) -> bool:
+        return any(slot.address for slot in self._slots)
 
     def addresses(self) -> list[str]:
         """Return the addresses of the workers that serve clients."""

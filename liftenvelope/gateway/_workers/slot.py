@@ -57,6 +57,7 @@ class WorkerSlot:
         serving: Settings of its gateway.
         program: Program of the worker.
         on_change: Called when the worker begins or ends to serve clients.
+        others_serve: Returns True while another worker serves clients.
 
     Attributes:
         number: Number of the worker.
@@ -67,12 +68,18 @@ class WorkerSlot:
     """
 
     def __init__(
-        self, number: int, serving: Serving, program: Program, on_change: Callable[[], None]
+        self,
+        number: int,
+        serving: Serving,
+        program: Program,
+        on_change: Callable[[], None],
+        others_serve: Callable[[], bool],
     ) -> None:
         self.number = number
         self._serving = serving
         self._program = program
         self._on_change = on_change
+        self._others_serve = others_serve
         self._backoff = Backoff(first=_FIRST, longest=_LONGEST, jitter=0.0)
         self._is_stopping = False
         self._port = 0
@@ -88,7 +95,8 @@ class WorkerSlot:
         """Run the worker until :meth:`stop`.
 
         Raises:
-            TransportError: The first run has ended before it served clients, or 5 runs in a row have.
+            TransportError: The first run has ended before it served clients, or 5 runs in a row have while no
+                other worker serves any.
         """
         while True:
             error = await self._run()
@@ -133,7 +141,9 @@ class WorkerSlot:
         """
         if not self.started.is_set():
             raise TransportError(error)
-        if self._backoff.failures >= _TRIES:
+        # An error would end the program, and with it workers that still have what this one lacks, such as the
+        # policy from before a bad change.
+        if self._backoff.failures >= _TRIES and not self._others_serve():
             text = f"worker {self.number} has ended {_TRIES} times in a row before it served clients"
             raise TransportError(f"{text}, the last time with: {error}")
         pause = self._backoff.next()

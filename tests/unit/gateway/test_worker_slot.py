@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftenvelope.gateway._workers.slot._LOOK", 0.01)
 
 
-def slot_of(folder: Path, plan: str) -> WorkerSlot:
+def slot_of(folder: Path, plan: str, others_serve: Callable[[], bool] = lambda: False) -> WorkerSlot:
     """A worker whose runs do as the letters of the plan say: serve, die, or end with an error."""
     (folder / "runs").touch()
     settings = {"plan": plan, "runs": str(folder / "runs")}
@@ -65,6 +66,7 @@ def slot_of(folder: Path, plan: str) -> WorkerSlot:
         Serving(nats_url="nats://127.0.0.1:1"),
         Program([sys.executable, "-c", FAKE], settings),
         lambda: None,
+        others_serve,
     )
 
 
@@ -107,6 +109,20 @@ async def test_worker_that_ends_five_times_before_it_serves_again_is_given_up(tm
             await keeping
     assert runs(tmp_path) == "seeeee"
     assert (slot.restarts, slot.address) == (6, "")
+
+
+async def test_worker_is_not_given_up_while_another_one_serves_clients(tmp_path: Path) -> None:
+    slot = slot_of(tmp_path, "s" + 8 * "e" + "s", others_serve=lambda: True)
+    keeping = asyncio.create_task(slot.keep())
+    async with asyncio.timeout(240):
+        await slot.started.wait()
+        assert slot.process is not None
+        await slot.process.kill()
+        while slot.restarts < 9 or not slot.address:
+            assert not keeping.done()
+            await asyncio.sleep(0.01)
+    assert runs(tmp_path) == "s" + 8 * "e" + "s"
+    await slot.stop(keeping, 60.0)
 
 
 async def test_stuck_worker_is_killed_and_started_again(
