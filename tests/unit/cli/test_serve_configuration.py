@@ -148,6 +148,12 @@ class TestDocuments:
         # The nats-server has 15 s more.
         assert int(service["TimeoutStopSec"]) > drain + 15
 
+    @pytest.mark.parametrize("name", ["liftenvelope", "liftenvelope-archive"])
+    def test_stop_before_the_program_is_ready_does_not_fail_the_unit(self, name: str) -> None:
+        unit = configparser.ConfigParser(interpolation=None, strict=True)
+        assert unit.read(ROOT / "docs" / f"{name}.service")
+        assert unit["Service"]["SuccessExitStatus"] == "143"
+
 
 class TestOrigins:
     def test_option_replaces_variable_which_replaces_file_which_replaces_default(
