@@ -399,8 +399,8 @@ async def test_goes_on_after_a_restart(how: str, name: str) -> None:
             max_messages=20, on_event=events.append
         ) as messages:
             got = [(await messages.next(timeout=20)).data for _ in range(30)]
-            reading = asyncio.ensure_future(read(messages, 70))
             await asyncio.to_thread(getattr(server, how))
+            reading = asyncio.ensure_future(read(messages, 70))  # at most 20 of them are buffered
             await asyncio.to_thread(server.start)
             got += await asyncio.wait_for(reading, 60)
         assert got == numbered(100)
