@@ -17,7 +17,7 @@ from liftenvelope.client import Client
 #: Seconds from one run of the cleaner to the next: the ``cleaner_interval`` to create the stream with.
 CLEANER_INTERVAL: Final = 2.0
 #: Seconds before a run, and after it, in which nothing is published.
-_MARGIN: Final = 0.3
+MARGIN: Final = 0.3
 #: Seconds that the creation of a stream may take. Longer ones leave too little of an interval to publish in.
 _LONGEST_CREATION: Final = 0.8
 
@@ -58,9 +58,9 @@ class CleanerClock:
 
     def _seconds_to_wait(self) -> float:
         phase = (time.monotonic() - self._asked) % CLEANER_INTERVAL
-        begin = self._uncertainty + _MARGIN
+        begin = self._uncertainty + MARGIN
         if phase < begin:
             return begin - phase
-        if phase > CLEANER_INTERVAL - _MARGIN:
+        if phase > CLEANER_INTERVAL - MARGIN:
             return CLEANER_INTERVAL - phase + begin
         return 0.0
