@@ -243,7 +243,7 @@ class OrderedFetches:
 
 
 def _ask(consumer: Consumer, amount: Amount, messages: int, deadline: float) -> Coroutine[Any, Any, Batch]:
-    """Fetch so many messages, or the bytes of the amount."""
+    """Fetch a number of messages, or the bytes of the amount."""
     if amount.expires is None:
         return consumer.fetch_no_wait(messages)
     left = max(deadline - asyncio.get_running_loop().time(), _LEAST)
