@@ -620,14 +620,17 @@ cdef class NatsWalker:
     - `body` is not None: a message to take is incomplete. `line` is its line, `body` has room for all of its
       headers and payload, and `body_filled` counts the bytes received, CRLF included. It is copied once, however
       many pieces it arrives in.
-    - neither: `buffer[start:]` begins at a line, which may be incomplete.
+    - neither: the input from `start` on begins at a line, which may be incomplete.
+
+    The input is `p[:size]`, which is `buffer`, or bytes that walk_over() has borrowed.
     """
 
     cdef int64_t max_message
     cdef dict opened
     cdef _Opened last          # last result of lookup()
-    cdef bytes buffer
-    cdef Py_ssize_t start
+    cdef bytes buffer          # None while the input is borrowed
+    cdef const uint8_t* p
+    cdef Py_ssize_t size, start
     cdef int64_t passing
     cdef bint passing_all
     # An incomplete message to take; see above. first_of_crlf is kept for put_back().
@@ -643,8 +646,7 @@ cdef class NatsWalker:
 
     cdef void clear(self):
         self.last = None
-        self.buffer = b""
-        self.start = 0
+        self.hold(b"")
         self.passing = 0
         self.passing_all = False
         self.line = self.body = None
@@ -693,10 +695,61 @@ cdef class NatsWalker:
     def feed(self, data):
         """Add received bytes. Then call walk() until it leaves nothing."""
         cdef bytes given = data if type(data) is bytes else as_bytes("data", data)
-        if self.start < PyBytes_GET_SIZE(self.buffer):
-            given = self.buffer[self.start:] + given
-        self.buffer = given
-        self.start = 0
+        if self.start < self.size:
+            given = self.piece(self.start, self.size) + given
+        self.hold(given)
+
+    cdef void hold(self, bytes data) noexcept:
+        self.buffer, self.p, self.size, self.start = data, start_of(data), PyBytes_GET_SIZE(data), 0
+
+    cdef bytes piece(self, Py_ssize_t start, Py_ssize_t end):
+        return PyBytes_FromStringAndSize(<const char*>self.p + start, end - start)
+
+    def walk_over(self, data):
+        """feed(), and walk() once. The bytes may change afterwards, and are not copied but for what they end in."""
+        given = borrowed(data)
+        cdef const uint8_t* p = pointer_to(given)
+        cdef Py_ssize_t n = len(given), used = 0
+        if self.start < self.size:
+            used = self.end_line(p, n)
+            if used == 0:
+                self.feed(given)
+                return self.walk()
+        self.buffer, self.p, self.size, self.start = None, p, n, used
+        try:
+            return self.walk()
+        finally:
+            self.own()
+
+    cdef int own(self) except -1:
+        """Copy the rest of the input, which is borrowed."""
+        cdef const char* p = <const char*>self.p + self.start
+        cdef Py_ssize_t n = self.size - self.start
+        kept = self.buffer
+        self.hold(b"")  # the copy may fail for lack of memory
+        self.hold(PyBytes_FromStringAndSize(p, n))
+        return 0
+
+    cdef Py_ssize_t end_line(self, const uint8_t* p, Py_ssize_t n) except -1:
+        """Complete the line that the input ends in, if it is that of a message to take, and begin that message.
+
+        Return how many of the `n` bytes at `p` belong to the line; 0 if nothing was done.
+        """
+        cdef const uint8_t* found = <const uint8_t*>memchr(p, 10, <size_t>n)
+        cdef Py_ssize_t size
+        cdef Head head
+        if found == NULL or self.body is not None or self.passing or self.passing_all:
+            return 0
+        if memchr(self.p + self.start, 10, <size_t>(self.size - self.start)) != NULL:
+            return 0
+        cdef bytes line = self.piece(self.start, self.size) + p[:found - p + 1]
+        if self.read_line(start_of(line), PyBytes_GET_SIZE(line), &head, &size) != MESSAGE:
+            return 0
+        cdef _Opened one = self.lookup(head.sid)
+        if one is None or one.leaves(&head):
+            return 0
+        self.begin(line, head.size)
+        return found - p + 1
 
     def walk(self):
         """Take messages, then leave bytes, up to the next message to take or the end of the input."""
@@ -708,7 +761,7 @@ cdef class NatsWalker:
             self.fill(runs)
             left = at = self.start
             at = self.walk_from(runs, &left)
-            rest = self.buffer[left:at]
+            rest = self.piece(left, at)
             self.start = at
             return [(run.opened.sid, run.size, run.content()) for run in runs], rest
         finally:
@@ -721,8 +774,8 @@ cdef class NatsWalker:
         Stops before a message to take that follows skipped bytes: the caller must see those bytes first. Stops also
         behind the line of a message that nats-py would misread.
         """
-        cdef const uint8_t* p = start_of(self.buffer)
-        cdef Py_ssize_t end = PyBytes_GET_SIZE(self.buffer), at = self.passed(self.start), body
+        cdef const uint8_t* p = self.p
+        cdef Py_ssize_t end = self.size, at = self.passed(self.start), body
         cdef Head head
         cdef _Opened one
         cdef int kind
@@ -780,7 +833,7 @@ cdef class NatsWalker:
 
     cdef Py_ssize_t passed(self, Py_ssize_t at) noexcept:
         """Return the end of the bytes to leave, starting at `at`."""
-        cdef Py_ssize_t n = PyBytes_GET_SIZE(self.buffer) - at
+        cdef Py_ssize_t n = self.size - at
         if self.passing_all:
             return at + n
         if self.passing < n:
@@ -790,10 +843,14 @@ cdef class NatsWalker:
 
     cdef int keep_part(self, Py_ssize_t at, Py_ssize_t body, int64_t size) except -1:
         """Keep the beginning of an incomplete message, and allocate room for the rest."""
-        self.line = self.buffer[at:body]
+        self.begin(self.piece(at, body), size)
+        self.add_to_body(self.p + body, self.size - body)
+        return 0
+
+    cdef int begin(self, bytes line, int64_t size) except -1:
         self.body = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>size)
+        self.line = line
         self.body_filled = 0
-        self.add_to_body(start_of(self.buffer) + body, PyBytes_GET_SIZE(self.buffer) - body)
         return 0
 
     cdef Py_ssize_t add_to_body(self, const uint8_t* p, Py_ssize_t n) except -1:
@@ -814,7 +871,7 @@ cdef class NatsWalker:
         cdef _Opened one
         if self.body is None:
             return 0
-        self.start += self.add_to_body(start_of(self.buffer) + self.start, PyBytes_GET_SIZE(self.buffer) - self.start)
+        self.start += self.add_to_body(self.p + self.start, self.size - self.start)
         if self.body_filled == PyBytes_GET_SIZE(self.body) + CRLF:
             parse_line(start_of(self.line), PyBytes_GET_SIZE(self.line) - CRLF, &head)
             one = self.lookup(head.sid)
@@ -837,7 +894,6 @@ cdef class NatsWalker:
         cdef bytes came = self.body[:min(self.body_filled, <int64_t>PyBytes_GET_SIZE(self.body))]
         if self.body_filled > PyBytes_GET_SIZE(self.body):
             came += bytes((self.first_of_crlf,))
-        self.buffer = self.line + came + self.buffer[self.start:]
-        self.start = 0
+        self.hold(self.line + came + self.piece(self.start, self.size))
         self.line = self.body = None
         return 0

@@ -22,7 +22,7 @@ from nats.aio.subscription import Subscription
 from nats.protocol import parser as nats_parser
 
 from liftenvelope._native import frames
-from liftenvelope.nats._reader_tap import ReaderTap, reader_of
+from liftenvelope.nats._reader_tap import ReaderTap, tappable
 from liftenvelope.nats.headers import header_block
 from liftenvelope.nats.link import Link
 
@@ -361,8 +361,8 @@ class DirectParser:
                     self._check_held()
             if self._left:  # a handler called leave(): pass on the bytes of an incomplete message
                 await self._parser.parse(self._walker.walk()[1])
-            elif (reader := reader_of(self.nc._transport)) is not None:
-                self._tap = ReaderTap(reader, self)
+            elif (transport := tappable(self.nc._transport)) is not None:
+                self._tap = ReaderTap(transport, self.nc._transport._io_reader, self)
         finally:
             self._parsing -= 1
 
@@ -371,15 +371,14 @@ class DirectParser:
         """True if bytes may be parsed as soon as they are received, unless the reader has earlier ones."""
         return not (self._parsing or self._waiting) and self.nc._ps is self
 
-    def take(self, data: bytes) -> bytes:
+    def take(self, data: memoryview) -> bytes:
         """Parse received bytes up to the first that are for nats-py, and return those that it must read.
 
         :meth:`parse` goes on behind them.
         """
         self._parsing += 1
         try:
-            self._walker.feed(data)
-            taken, left = self._walker.walk()
+            taken, left = self._walker.walk_over(data)
             for sid, size, messages in taken:
                 if (error := self._deliver(sid, size, messages)) is not None:
                     self._report(error)

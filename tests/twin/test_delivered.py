@@ -50,16 +50,18 @@ def walk_all(walker: Any, pieces: list[bytes]) -> tuple[list[tuple[Any, ...]], b
     taken: list[tuple[Any, ...]] = []
     left = b""
     for piece in pieces:
-        walker.feed(piece)
+        walked = walker.walk_over(piece)
         rest = b"-"
         while rest:
-            runs, rest = walker.walk()
+            runs, rest = walked
             left += rest
             for sid, size, found in runs:
                 assert sid == SID
                 messages = found if isinstance(found, list) else found.messages()
                 assert size == sum(len(message.data) for message in messages)
                 taken += map(seen, messages)
+            if rest:
+                walked = walker.walk()
     return taken, left
 
 

@@ -28,6 +28,16 @@ def fed(walker: Any, data: bytes | memoryview, log: list[Any], plain: Any) -> No
         log.append((plain(taken), left))
 
 
+def walked_over(walker: Any, data: bytes, log: list[Any], exact: Exact) -> None:
+    """Walk over NATS lines in a buffer that is overwritten at once, as the next read does."""
+    buffer = exact(bytearray(data))
+    taken, left = walker.walk_over(memoryview(buffer))
+    memoryview(buffer)[:] = b"\xff" * len(data)
+    log.append((messages(taken), left))
+    if left:
+        fed(walker, b"", log, messages)
+
+
 def same(found: Any) -> Any:
     return found
 
@@ -145,9 +155,13 @@ def lines(twin: Any, chunks: Chunks, exact: Exact) -> Any:
 
     held, cut = b"", option(options, 1, 48)
     for chunk in rest:
-        act(walker, twin, option(chunk, 0) >> 3 & 7, chunk)
+        action = option(chunk, 0) >> 3 & 7
+        act(walker, twin, action, chunk)
         held += nats.frame(chunk)
-        fed(walker, exact(held[: len(held) - cut]), log, messages)
+        if action & 1:
+            walked_over(walker, held[: len(held) - cut], log, exact)
+        else:
+            fed(walker, exact(held[: len(held) - cut]), log, messages)
         held = held[max(len(held) - cut, 0) :]
     fed(walker, exact(held), log, messages)
     return log

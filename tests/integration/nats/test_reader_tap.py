@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,15 +25,23 @@ STATUS = b"NATS/1.0 100 Idle Heartbeat\r\n\r\n"
 Give = Callable[[bytes], None]
 
 
+def give_to(nc: Client, data: bytes) -> None:
+    """Give a connection bytes as if they came from its server."""
+    inside: Any = nc
+    protocol = inside._transport._io_writer.transport.get_protocol()
+    if not isinstance(protocol, asyncio.BufferedProtocol):
+        protocol.data_received(data)
+    elif data:
+        room = protocol.get_buffer(-1)
+        room[: len(data)] = data
+        protocol.buffer_updated(len(data))
+        room[: len(data)] = b"?" * len(data)  # the next read overwrites them
+
+
 @pytest.fixture
 async def give(nc: Client) -> Give:
     """Gives a connection bytes as if they came from its server."""
-
-    def give_to(data: bytes) -> None:
-        inside: Any = nc
-        inside._transport._io_reader.feed_data(data)
-
-    return give_to
+    return partial(give_to, nc)
 
 
 class Seen(list[str]):
@@ -170,9 +179,7 @@ async def test_error_of_a_handler_goes_to_error_cb(nats_server: NatsServer) -> N
     direct = await subscribe_direct(nc, "s", fail, payloads=True)
     await handled(nc)
     await until_read(nc)
-    inside: Any = nc
-    give_to = inside._transport._io_reader.feed_data
-    give_to(b"MSG s %d 3\r\none\r\n" % vars(direct.subscription)["_id"])
+    give_to(nc, b"MSG s %d 3\r\none\r\n" % vars(direct.subscription)["_id"])
     await until(lambda: [str(error) for error in errors] == ["[b'one']"])
     await nc.close()
 
@@ -200,7 +207,6 @@ async def test_reader_of_the_next_connection_is_tapped(nats_server: NatsServer) 
         await until(lambda: nc.is_connected and nc.stats["reconnects"] == 1)
         await handled(nc)
         await until_read(nc)
-        inside: Any = nc
-        inside._transport._io_reader.feed_data(b"MSG s %d 1\r\n1\r\n" % vars(direct.subscription)["_id"])
+        give_to(nc, b"MSG s %d 1\r\n1\r\n" % vars(direct.subscription)["_id"])
         assert seen == [b"1"]
         await nc.close()
