@@ -256,13 +256,13 @@ class Readings:
                 await js.publish_async(self._name, VALUE)
             await js.publish_async_complete()
 
-    def by_group(self, read: Callable[[GroupConsumer, int], Awaitable[None]], prefetch: int) -> Round:
+    def by_group(self, read: Callable[[GroupConsumer, int], Awaitable[None]]) -> Round:
         """A group consumer, which is the only member of a new group."""
 
         async def run(nc: Client) -> float:
             topic = JetStreamTopic.of_streams("bench", [self._name])
             async with GroupConsumer(
-                nc, uuid4().hex, topic, auto_offset="earliest", timeout=PATIENCE, prefetch=prefetch
+                nc, uuid4().hex, topic, auto_offset="earliest", timeout=PATIENCE
             ) as consumer:
                 began = self._clock()
                 await read(consumer, self._count)
@@ -324,14 +324,11 @@ async def read_columns(consumer: GroupConsumer, count: int) -> None:
             return
 
 
-#: Messages that a group consumer reads ahead by default.
-PREFETCH = 500
-#: Ways to read so many messages of a group consumer, each with ``prefetch``, the peer and the target.
+#: Ways to read so many messages of a group consumer, each with the peer and the target.
 WAYS = {
-    "async for": (read_singly, PREFETCH, "ordered messages()", 0.9),
-    "batches()": (read_batches, PREFETCH, "ordered messages()", 0.9),
-    "arrow_batches()": (read_columns, PREFETCH, "bulk.read", 0.8),
-    "arrow_batches(), prefetch=10_000": (read_columns, 10_000, "bulk.read", 0.8),
+    "async for": (read_singly, "ordered messages()", 0.9),
+    "batches()": (read_batches, "ordered messages()", 0.9),
+    "arrow_batches()": (read_columns, "bulk.read", 0.8),
 }
 _MESSAGE_LIMIT = (
     "From the received bytes to the user, a message of async for takes 0.29 us, one of batches() 0.24, "
@@ -353,12 +350,12 @@ def test_reading(
     loop: asyncio.Runner, compare: Comparison, coordinator: Child, way: str, clock: Callable[[], float]
 ) -> None:
     readings = Readings(loop, coordinator.url, compare.amount(50_000, 500), clock)
-    read, prefetch, peer, target = WAYS[way]
+    read, peer, target = WAYS[way]
     by_peer = readings.ordered if peer == "ordered messages()" else readings.by_bulk
     is_wall = clock is perf_counter
     compare(
         f"GroupConsumer, 100 B, {way}" + ("" if is_wall else ", processor time"),
-        readings.by_group(read, prefetch),
+        readings.by_group(read),
         Peer(peer, by_peer, target, _COLUMNS_LIMIT if peer == "bulk.read" else _MESSAGE_LIMIT),
         rate=is_wall,
         rounds=5,

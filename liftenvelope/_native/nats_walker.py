@@ -172,9 +172,7 @@ class NatsWalker:
         """Add received bytes. Then call :meth:`walk` until it leaves nothing."""
         self._buffer += as_bytes("data", data)
 
-    def walk_over(
-        self, data: Buffer
-    ) -> tuple[list[tuple[int, int, list[Any] | MessageBlock[Any]]], bytes]:
+    def walk_over(self, data: Buffer) -> tuple[list[tuple[int, int, list[Any] | MessageBlock[Any]]], bytes]:
         """Call :meth:`feed`, and :meth:`walk` once. The bytes may change afterwards."""
         self.feed(data)
         return self.walk()

@@ -236,14 +236,14 @@ class JetStreamTopicSource:
     Args:
         js: JetStream.
         topic: The topic.
-        prefetch: Most messages of a partition in flight.
+        prefetch: Most messages of a partition in flight. Default 5,000.
 
     Attributes:
         max_bytes: Most bytes in flight of a partition opened by :meth:`open`. A larger message is alone.
             Default 16 MiB. A consumer divides its own ``prefetch_bytes`` instead.
     """
 
-    def __init__(self, js: JetStream, topic: JetStreamTopic, *, prefetch: int = 500) -> None:
+    def __init__(self, js: JetStream, topic: JetStreamTopic, *, prefetch: int = 5_000) -> None:
         self.max_bytes = 16 * 1024 * 1024
         self._js = js
         self._topic = topic

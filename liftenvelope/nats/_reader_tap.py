@@ -1,9 +1,10 @@
 """Parses received bytes in the turn of the event loop in which they arrive.
 
-nats-py reads from an ``asyncio.StreamReader`` in a task. asyncio allocates room for each read, the reader buffers
-the received bytes and wakes the task, which copies them out of the buffer, 32 KiB in each turn of the loop. A tap
-stands between the transport and the reader. It receives into one buffer and parses the bytes there, which saves
-the turns, the task switches and the copies.
+nats-py reads from an ``asyncio.StreamReader`` in a task. The reader buffers the received bytes and wakes the
+task, which copies them out of the buffer, at most 32 KiB in each turn of the loop. A tap stands between the
+transport and the reader. It receives into one buffer and parses the bytes there, which saves the turns, the
+task switches and the copies. And no read of its own lives while messages are made, which would leave a gap in
+memory.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class _Taker(Protocol):
 
 
 def tappable(transport: Any) -> asyncio.Transport | None:
-    """Return asyncio's transport below one of nats-py if it can be tapped: one with a reader, for TCP or TLS."""
+    """Return asyncio's transport below one of nats-py if it can be tapped, as those for TCP and TLS."""
     reader = getattr(transport, "_io_reader", None)
     if type(reader) is not asyncio.StreamReader or not all(hasattr(reader, name) for name in _PRIVATE):
         return None
@@ -59,7 +60,7 @@ class ReaderTap(asyncio.BufferedProtocol):
         self._protocol: Any = transport.get_protocol()
         transport.set_protocol(self)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's name
         """Return room for the next bytes."""
         return self._room
 

@@ -60,7 +60,7 @@ class GroupConsumer(GroupConsumerPartitions):
             member leaves.
         create: Create the group if it does not exist. Default true.
         prefetch: Messages of each partition to read ahead. A list of :meth:`batches` has at most this many
-            messages of one partition. Default 500.
+            messages of one partition. Default 5,000.
         prefetch_bytes: Bytes of all partitions to read ahead, in equal shares. However small its share is, a
             partition reads one or two messages ahead. Default 64 MiB.
         timeout: Seconds for a call, and to wait for a deleted stream to be created again before the
@@ -95,7 +95,7 @@ class GroupConsumer(GroupConsumerPartitions):
         assignor: str = "sticky",
         ephemeral: bool = False,
         create: bool = True,
-        prefetch: int = 500,
+        prefetch: int = 5_000,
         prefetch_bytes: int = 64 * 1024 * 1024,
         timeout: float = 10.0,
         on_assigned: PartitionsCallback | None = None,

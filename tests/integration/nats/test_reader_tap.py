@@ -32,7 +32,7 @@ def give_to(nc: Client, data: bytes) -> None:
     if not isinstance(protocol, asyncio.BufferedProtocol):
         protocol.data_received(data)
     elif data:
-        room = protocol.get_buffer(-1)
+        room = memoryview(protocol.get_buffer(-1))
         room[: len(data)] = data
         protocol.buffer_updated(len(data))
         room[: len(data)] = b"?" * len(data)  # the next read overwrites them
