@@ -123,6 +123,8 @@ class GroupConsumer(GroupConsumerPartitions):
         super().__init__(nc, options, prefix)
         #: Time since boot when other tasks last had a turn, as far as the iteration knows.
         self._turned_at = 0.0
+        #: Messages and bytes that the iteration waits for, once it has some; None if any wake it.
+        self._awaited: tuple[int, int] | None = None
 
     # Properties
 
@@ -351,6 +353,7 @@ class GroupConsumer(GroupConsumerPartitions):
                 if now >= until or self._has_enough(limit, max_bytes):
                     hand.until = self._turned_at + TURN
                     return True
+            self._awaited = None if until is None else (limit, max_bytes)
             await self._rest(self._patience(until))
 
     async def _reconsider(self) -> None:
@@ -380,6 +383,12 @@ class GroupConsumer(GroupConsumerPartitions):
         if until is None or not self._running().owns:
             return _LOOK
         return max(until - time_since_boot(), 0.0)
+
+    def _has_messages(self, reader: PartitionReader) -> None:
+        super()._has_messages(reader)
+        # A batch comes in some ten lists, and to wake the iterating task costs as much as ten messages.
+        if self._awaited is None or self._has_enough(*self._awaited):
+            self._wake.set()
 
     def _has_enough(self, limit: int, max_bytes: int) -> bool:
         """Return True if waiting adds nothing: the list is full, or a partition's buffer is."""

@@ -201,7 +201,6 @@ class GroupConsumerPartitions(ConsumerShell[TopicPartition, GroupMember, Partiti
 
     def _has_messages(self, reader: PartitionReader) -> None:
         self._hand.add(reader.buffer)
-        self._wake.set()
 
     def _is_refused(self, reader: PartitionReader, error: LiftEnvelopeError) -> None:
         self._options.notify(PartitionRefused(self._group, self._consumer_id, *reader.key, error))
