@@ -57,6 +57,9 @@ _HEARTBEAT: Final = 5.0
 _SILENCE: Final = 2.5 * _HEARTBEAT
 _NS: Final = 1_000_000_000
 _PAUSE: Final = 0.25
+#: Bytes after which deliveries that came together are divided. A call that its client does not read holds
+#: those that it took last.
+_PIECE: Final = 32 * 1024
 #: Last second of the year 9999, in seconds since 1970.
 _LAST_SECOND: Final = 253_402_300_799
 #: Seconds between two checks whether the consumer is alive.
@@ -324,16 +327,18 @@ class DeliveryFeed:
                     self._on_status(raw)
 
     def _arrived(self, messages: list[PartitionDelivery]) -> None:
-        size = largest = 0
-        for subject, reply, headers, payload in messages:
+        start = size = done = largest = 0
+        for number, (subject, reply, headers, payload) in enumerate(messages, 1):
             one = len(reply) + len(payload) + (len(subject) if subject.isascii() else len(subject.encode()))
             if headers:
                 one += len(headers)
             largest = max(largest, one)
             size += one
-        self._window.arrived(size, largest)
-        self._budget.held += size
-        self._received.append(_Received(messages, size))
+            if size >= _PIECE or number == len(messages):
+                self._received.append(_Received(messages[start:number], size))
+                start, size, done = number, 0, done + size
+        self._window.arrived(done, largest)
+        self._budget.held += done
         if self._window.asked <= 0:
             self._end_pulls()
         self.wake()
