@@ -144,7 +144,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__", "__main__"),
     ),
     "bulk": (
-        ("access", "errors", "narrowing", "observing", "ranges"),
+        ("errors", "idle", "narrowing", "observing", "ranges"),
+        ("access",),
         ("_engine",),
         ("_notebook", "_progress_bar", "outgoing"),
         ("_jetstream", "_liftbridge"),

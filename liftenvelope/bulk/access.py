@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from liftenvelope._checks import as_count, as_flag, as_seconds
 from liftenvelope._secrets import without_secrets
+from liftenvelope.bulk.idle import IdleConnections
 from liftenvelope.client.binding import options_of
 from liftenvelope.client.blocking import BlockingClient
 from liftenvelope.client.client import Client
@@ -91,6 +92,8 @@ class Access:
         address_map: Address to connect to for each ``host:port`` that a Liftbridge broker advertises.
         tls_server_name: Name that the certificates of Liftbridge brokers must have if it is not the host that
             the brokers advertise: one name for all, or a mapping from ``host:port``. Needs ``tls``.
+        idle: For the tasks of Spark: keeps the connections for requests when a read ends, for the next read
+            with the same servers and options. Default: each read closes its connections.
 
     Raises:
         UsageError: A value is invalid, or two options exclude each other.
@@ -120,6 +123,7 @@ class Access:
     read_isr_replica: bool = False
     address_map: Mapping[str, str] = field(default_factory=dict)
     tls_server_name: str | Mapping[str, str] | None = None
+    idle: IdleConnections | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("connect_timeout", "timeout", "stall_timeout"):

@@ -57,10 +57,12 @@ class SourceBroker:
 
     Args:
         options: Options of the source.
+        in_task: True to keep the connections of a task for later tasks of the process.
     """
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, *, in_task: bool = False) -> None:
         self._options = options
+        self._access = options.connection.open_in_task if in_task else options.connection.open
         self._sources: dict[str, RangedStream] = {}
         self._listers: list[Lister] = []
         self._matched: set[str] = set()
@@ -87,8 +89,7 @@ class SourceBroker:
 
     def _source(self, stream: str) -> RangedStream:
         if stream not in self._sources:
-            connection = self._options.connection
-            self._sources[stream] = open_stream(connection.servers, stream, connection.open())
+            self._sources[stream] = open_stream(self._options.connection.servers, stream, self._access())
         return self._sources[stream]
 
     def _parts(self, stream: str) -> list[Part]:
@@ -105,9 +106,9 @@ class SourceBroker:
 
         A server that has just started knows only some of its streams.
         """
-        pattern, connection = self._options.subscription.pattern or "", self._options.connection
+        pattern = self._options.subscription.pattern or ""
         if not self._listers:
-            self._listers.append(open_lister(connection.servers, connection.open()))
+            self._listers.append(open_lister(self._options.connection.servers, self._access()))
         limit = time.monotonic() + _GONE_AFTER
         while True:
             found = {name for name in self._listers[0].streams() if re.fullmatch(pattern, name)}
@@ -402,9 +403,10 @@ def read_span(options: SourceOptions, span: Span) -> Iterator[Any]:
         DataLossError: The partition ends before the range does, or the stream was deleted.
         LiftEnvelopeError: The servers can't be reached, or refuse the request.
     """
-    with SourceBroker(options) as broker:
+    with SourceBroker(options, in_task=True) as broker:
         if not broker.await_readable(span):
             return
+        broker.close()  # the read takes the connection, and check_whole() takes it back
         schema = spark_schema(options)
         seen = [0]
         reader = bulk.read(
@@ -423,7 +425,7 @@ def read_span(options: SourceOptions, span: Span) -> Iterator[Any]:
             parallel=1,
             on_retention="raise" if options.fail_on_data_loss else "skip",
             progress=lambda progress: seen.__setitem__(0, progress.done),
-            access=options.connection.open(),
+            access=options.connection.open_in_task(),
         )
         yield from spark_batches(reader, schema, span.stream, span.partition)
         broker.check_whole(span, seen[0])

@@ -5,12 +5,16 @@ Values are plain so that they can be pickled to tasks; the TLS context is create
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+import sys
+from collections import deque
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import with_options
 from liftenvelope.bulk import Access
 from liftenvelope.bulk.access import ServerKind, find_target
+from liftenvelope.bulk.idle import IdleConnections
 from liftenvelope.errors import UsageError
 from liftenvelope.rpc.tls_files import client_context
 from liftenvelope.spark._words import Words
@@ -78,6 +82,14 @@ class ConnectionSettings:
     key_file: str | None
     access: Access
 
+    def open_in_task(self) -> Access:
+        """Return the settings for a task: connections for requests stay open for later tasks of the process.
+
+        Raises:
+            OptionError: As for :meth:`open`.
+        """
+        return replace(self.open(), idle=_idle_of(self))
+
     def open(self) -> Access:
         """Return the access settings for bulk reads and writes.
 
@@ -92,6 +104,22 @@ class ConnectionSettings:
             files = ", ".join(name for name in (self.ca_file, self.cert_file, self.key_file) if name)
             raise OptionError(f"TLS: {files} must be PEM files that every executor can read: {exc}") from exc
         return _with_tls(self.access, context)
+
+
+#: Connections that the tasks of this process have kept, by all their connection options.
+_IDLE: Final[deque[tuple[ConnectionSettings, IdleConnections]]] = deque(maxlen=16)
+if sys.platform != "win32":
+    # Two processes would read the answers of one connection.
+    os.register_at_fork(after_in_child=_IDLE.clear)
+
+
+def _idle_of(settings: ConnectionSettings) -> IdleConnections:
+    for known, idle in [*_IDLE]:  # another thread may add one meanwhile
+        if known == settings:
+            return idle
+    made = IdleConnections()
+    _IDLE.append((settings, made))
+    return made
 
 
 def _with_tls(access: Access, tls: ssl.SSLContext | bool | None) -> Access:

@@ -64,11 +64,19 @@ class Connector:
                     break
             else:
                 self._learn(found)
-                if found.is_secure:
-                    self._target = replace(self._target, secure=True)
                 return found
         assert error is not None
         raise TransportError(str(error)) from error
+
+    def resume(self) -> NatsSocket | None:
+        """Return a connection that an earlier read has kept; None if there is none that can be used."""
+        idle = self._access.idle
+        while idle is not None and (kept := idle.take()) is not None:
+            if isinstance(kept, NatsSocket) and kept.is_usable():
+                self._learn(kept)
+                return kept
+            kept.close()
+        return None
 
     def _open(self, address: Address, check: Callable[[], None]) -> NatsSocket:
         """Connect to a server.
@@ -85,7 +93,12 @@ class Connector:
             return NatsSocket(address, self._target, name, check)
 
     def _learn(self, link: NatsSocket) -> None:
-        """Remember the servers that a server names. As they are of its cluster, they get its login."""
+        """Remember the servers that a server names, and whether it uses TLS.
+
+        As they are of its cluster, they get its login.
+        """
+        if link.is_secure:
+            self._target = replace(self._target, secure=True)
         known = {*self._addresses}
         found: list[Address] = [parse_address(address) for address in link.other_addresses]
         fresh = [address for address in dict.fromkeys(found) if address not in known]

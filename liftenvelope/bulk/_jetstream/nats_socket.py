@@ -174,6 +174,16 @@ class NatsSocket:
             # SSLSocket.shutdown would first drop TLS: the other thread could then read and send plain bytes.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
+    def is_usable(self) -> bool:
+        """Handle the frames that have arrived; return False if the connection is lost or about to end."""
+        try:
+            self.fill(0)
+            while self.handle_next()[0]:
+                pass
+        except LiftEnvelopeError:
+            return False
+        return not self.leaving
+
     # Sending
 
     def send(self, data: bytes, deadline: float | None = None) -> None:

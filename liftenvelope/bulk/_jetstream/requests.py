@@ -186,9 +186,15 @@ class JetStreamRequests:
             self._outlet.check()
 
     def close(self) -> None:
-        """Close the connection for API requests, after the server has taken all that was sent."""
+        """Close the connection for API requests, after the server has taken all that was sent.
+
+        With ``Access.idle``, that keeps the connection.
+        """
         with self._lock:
             for control in self._control:
+                if self.access.idle is not None:
+                    self.access.idle.put(control)
+                    continue
                 # Closing a socket with unread bytes, such as a PING, may lose the last bytes sent. Errors are
                 # ignored, because no call waits for a result any more.
                 with contextlib.suppress(LiftEnvelopeError):
@@ -228,6 +234,8 @@ class JetStreamRequests:
             )
             for again in (True, False):
                 self._check()  # waiting for the lock, or the first attempt, may have taken long
+                if again and not self._control and (kept := self._connector.resume()) is not None:
+                    self._control.append(kept)
                 fresh = not self._control
                 if fresh:
                     self._control.append(self.connect())

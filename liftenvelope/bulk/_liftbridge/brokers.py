@@ -78,10 +78,14 @@ class Brokers:
         return found
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection. With ``Access.idle``, that keeps them."""
+        idle = self._access.idle
         with self._lock:
-            for channel in self._channels.values():
-                channel.close()
+            for address, channel in self._channels.items():
+                if idle is None:
+                    channel.close()
+                else:
+                    idle.put(channel, address)
             self._channels.clear()
 
     def new_channel(self, address: str) -> BlockingChannel:
@@ -106,7 +110,9 @@ class Brokers:
 
     def _channel(self, address: str) -> BlockingChannel:
         if address not in self._channels:
-            self._channels[address] = self.new_channel(address)
+            idle = self._access.idle
+            kept = None if idle is None else idle.take(address)
+            self._channels[address] = kept if isinstance(kept, BlockingChannel) else self.new_channel(address)
         return self._channels[address]
 
     # Calls
