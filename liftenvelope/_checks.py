@@ -273,6 +273,33 @@ def as_choice(name: str, value: _Choice, choices: Iterable[_Choice], *, extra: s
     return value
 
 
+def as_names(name: str, values: Any, choices: Iterable[str]) -> tuple[str, ...]:
+    """Return some of several names, as they are given.
+
+    Args:
+        name: Name of the argument, for the text of errors.
+        values: The names.
+        choices: Allowed names.
+
+    Raises:
+        UsageError: A name is unknown or given twice, or there is none.
+        UsageTypeError: The value is a string, or not iterable.
+    """
+    allowed = tuple(choices)
+    expected = f"{name} must be some of {', '.join(map(repr, allowed))}"
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise UsageTypeError(f"{expected}, in a list, got {shown(values)}")
+    names = tuple(values)
+    for i, one in enumerate(names):
+        if one not in allowed:
+            raise UsageError(f"{expected}, got {shown(one)}")
+        if one in names[:i]:
+            raise UsageError(f"{expected}, each once, got {shown(one)} twice")
+    if not names:
+        raise UsageError(f"{expected}, got none")
+    return names
+
+
 def as_list(name: str, value: Any) -> list[Any]:
     """Check that a value is a list; return it."""
     if not isinstance(value, list):

@@ -21,39 +21,54 @@ cdef list bad_rows(const Rows* rows, Py_ssize_t length, _Bits valid):
 cdef class MessageColumns:
     """Message envelopes decoded into columns."""
 
+    # None for a column that is not wanted.
     cdef _Texts keys, values, inboxes, idents
     cdef _Views views  # in place of the values
     cdef _Headers headers
     cdef _Memory policies, offsets
     cdef _Bits valid
-    cdef bint raw, as_views
+    cdef bint raw
     cdef readonly list bad  # rows that are not valid envelopes
 
-    def __cinit__(self, Column rows not None, bint large, bint raw, allocate, bint views=False):
-        cdef Py_ssize_t n = rows.length, most = rows.nbytes
+    def __cinit__(self, Column rows not None, bint large, bint raw, allocate, bint views=False, fields=_ENVELOPE_FIELDS):
+        cdef Py_ssize_t n = rows.length
         cdef bint enough
-        self.as_views = views
-        if views:
-            self.views = _Views(allocate, n, rows.data())
-        else:
-            # The values can't be larger than their envelopes: allocated once, never grown.
-            self.values = _Texts(allocate, n, large, most, most)
-        self.keys = _Texts(allocate, n, large, most)
-        self.inboxes, self.idents = _Texts(allocate, n, large, most), _Texts(allocate, n, large, most)
-        self.headers = _Headers(allocate, n)
-        self.policies, self.offsets = full(allocate, n * 4), full(allocate, n * 8)
+        self.make_columns(n, rows.nbytes, large, allocate, views, fields, rows)
         self.valid, self.raw = _Bits(allocate, n), raw
         with nogil:
             enough = self.fill(&rows.rows, n)
         if not enough:
             raise MemoryError
-        self.headers.require_room()
+        if self.headers is not None:
+            self.headers.require_room()
         self.bad = bad_rows(&rows.rows, n, self.valid)
+
+    cdef int make_columns(
+        self, Py_ssize_t n, Py_ssize_t most, bint large, allocate, bint views, fields, Column rows
+    ) except -1:
+        if "value" in fields and views:
+            self.views = _Views(allocate, n, rows.data())
+        elif "value" in fields:
+            # The values can't be larger than their envelopes: allocated once, never grown.
+            self.values = _Texts(allocate, n, large, most, most)
+        if "key" in fields:
+            self.keys = _Texts(allocate, n, large, most)
+        if "ack_inbox" in fields:
+            self.inboxes = _Texts(allocate, n, large, most)
+        if "correlation_id" in fields:
+            self.idents = _Texts(allocate, n, large, most)
+        if "headers" in fields:
+            self.headers = _Headers(allocate, n)
+        if "ack_policy" in fields:
+            self.policies = full(allocate, n * 4)
+        if "expected_offset" in fields:
+            self.offsets = full(allocate, n * 8)
+        return 0
 
     cdef bint fill(self, const Rows* rows, Py_ssize_t n) noexcept nogil:
         cdef Py_ssize_t i
         for i in range(n):
-            if self.as_views and i < n - 2:
+            if self.views is not None and i < n - 2:
                 prefetch_ends(row_at(rows, i + 2))
             if not self.add(i, row_at(rows, i)):
                 return False
@@ -67,32 +82,35 @@ cdef class MessageColumns:
             if self.raw:
                 f.value = row
             self.valid.clear(i)
-        (<int32_t*>self.policies.p)[i] = f.ack_policy
-        (<int64_t*>self.offsets.p)[i] = f.offset
+        if self.policies is not None:
+            (<int32_t*>self.policies.p)[i] = f.ack_policy
+        if self.offsets is not None:
+            (<int64_t*>self.offsets.p)[i] = f.offset
         cdef bint null = not sound and f.value.p == NULL
-        if self.as_views:
+        if self.views is not None:
             self.views.add(i, f.value, null)
-        elif not self.values.add_bulk(i, f.value, null):
-            return False
         return (
-            self.keys.add(i, f.key, f.key.n == 0)
-            and self.inboxes.add(i, f.ack_inbox, f.ack_inbox.n == 0)
-            and self.idents.add(i, f.correlation_id, f.correlation_id.n == 0)
-            and self.headers.add(i, &f, row.p + row.n, False)
+            (self.values is None or self.values.add_bulk(i, f.value, null))
+            and (self.keys is None or self.keys.add(i, f.key, f.key.n == 0))
+            and (self.inboxes is None or self.inboxes.add(i, f.ack_inbox, f.ack_inbox.n == 0))
+            and (self.idents is None or self.idents.add(i, f.correlation_id, f.correlation_id.n == 0))
+            and (self.headers is None or self.headers.add(i, &f, row.p + row.n, False))
         )
 
     def columns(self):
         """Return buffers by field name; see the twin."""
-        return {
-            "key": self.keys.buffers(),
-            "value": self.views.buffers() if self.as_views else self.values.buffers(),
-            "ack_inbox": self.inboxes.buffers(),
-            "correlation_id": self.idents.buffers(),
-            "ack_policy": self.policies,
-            "expected_offset": self.offsets,
-            "validity": self.valid.buffer(),
-            **self.headers.columns(),
-        }
+        cdef dict made = {"validity": self.valid.buffer()}
+        if self.views is not None:
+            made["value"] = self.views.buffers()
+        texts = (
+            ("value", self.values), ("key", self.keys), ("ack_inbox", self.inboxes), ("correlation_id", self.idents)
+        )
+        made.update((name, (<_Texts>column).buffers()) for name, column in texts if column is not None)
+        numbers = (("ack_policy", self.policies), ("expected_offset", self.offsets))
+        made.update((name, column) for name, column in numbers if column is not None)
+        if self.headers is not None:
+            made.update(self.headers.columns())
+        return made
 
 
 @cython.final

@@ -33,7 +33,7 @@ cdef extern from "Python.h":
 
 from os import urandom
 
-from liftenvelope._native.batch import encode_row
+from liftenvelope._native.batch import ENVELOPE_FIELDS as _ENVELOPE_FIELDS, encode_row
 from liftenvelope._native.columns import row_headers
 from liftenvelope._checks import as_bytes, as_text
 from liftenvelope._native.requests import request_row

@@ -91,7 +91,13 @@ class MessageColumns:
     @property
     def bad(self) -> list[int]: ...
     def __new__(
-        cls, rows: Column, large: bool, raw: bool, allocate: Callable[[int], Any], views: bool = False
+        cls,
+        rows: Column,
+        large: bool,
+        raw: bool,
+        allocate: Callable[[int], Any],
+        views: bool = False,
+        fields: tuple[str, ...] = ...,
     ) -> MessageColumns: ...
     def columns(self) -> dict[str, Any]: ...
 

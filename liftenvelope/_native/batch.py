@@ -22,6 +22,8 @@ from liftenvelope.types import as_request_policy
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+#: Fields of a message that MessageColumns makes columns of.
+ENVELOPE_FIELDS = ("key", "value", "headers", "ack_inbox", "correlation_id", "ack_policy", "expected_offset")
 #: Rows, nulls, validity bitmap (None: no nulls), offsets, data.
 TextBuffers: TypeAlias = "tuple[int, int, bytes | None, bytes, bytes]"
 
@@ -233,7 +235,16 @@ def _view_buffers(rows: Sequence[bytes | None]) -> TextBuffers:
 
 
 class MessageColumns:
-    """Message envelopes decoded into columns; with ``views``, the values are binary views."""
+    """Message envelopes decoded into columns.
+
+    Args:
+        rows: The envelopes.
+        large: Whether offsets have 64 bits.
+        raw: Whether an invalid row is its own value.
+        allocate: Memory for the extension.
+        views: Whether the values are binary views.
+        fields: Columns to make. Rows are checked whole all the same.
+    """
 
     def __init__(
         self,
@@ -242,9 +253,11 @@ class MessageColumns:
         raw: bool,
         allocate: Callable[[int], Any],  # noqa: ARG002 - memory for the extension
         views: bool = False,
+        fields: tuple[str, ...] = ENVELOPE_FIELDS,
     ) -> None:
         self.bad: list[int] = []
         self._views = views
+        self._fields = fields
         self._messages = _decoded(rows, unmarshal_message, self.bad)
         self._code = "q" if large else "i"
         self._values = [None if message is None else message.value for message in self._messages]
@@ -262,16 +275,19 @@ class MessageColumns:
 
         The key "validity" holds the validity bitmap of the rows, None if all rows are valid.
         """
-        return {
+        values = _view_buffers(self._values) if self._views else text_buffers(self._values, self._code)
+        made = {
             "key": self._texts("key"),
-            "value": _view_buffers(self._values) if self._views else text_buffers(self._values, self._code),
+            "value": values,
             "ack_inbox": self._texts("ack_inbox"),
             "correlation_id": self._texts("correlation_id"),
             "ack_policy": _numbers(self._messages, "ack_policy", "i"),
             "expected_offset": _numbers(self._messages, "offset", "q"),
-            "validity": validity_bits(self._messages),
-            **_header_buffers([{} if message is None else message.headers for message in self._messages]),
         }
+        found = {name: column for name, column in made.items() if name in self._fields}
+        if "headers" in self._fields:
+            found |= _header_buffers([{} if one is None else one.headers for one in self._messages])
+        return {**found, "validity": validity_bits(self._messages)}
 
 
 class AckColumns:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from liftenvelope._checks import require
-from liftenvelope.arrow import decode_batch, encode_batch
+from liftenvelope._checks import as_names, require
+from liftenvelope.arrow import MESSAGE_FIELDS, decode_batch, encode_batch
 from liftenvelope.errors import EnvelopeTooLargeError, UsageError
 
 if TYPE_CHECKING:
@@ -16,11 +17,12 @@ else:
     pc = require("pyarrow.compute", "spark")
 
 __all__ = [
-    "ENVELOPE_DDL",
     "ENVELOPE_TYPE",
     "OnMalformed",
+    "checked_fields",
     "decoded_structs",
     "encoded_structs",
+    "envelope_ddl",
     "with_columns",
 ]
 
@@ -28,11 +30,7 @@ __all__ = [
 #: query.
 OnMalformed: TypeAlias = Literal["null", "fail"]
 
-#: Columns of a decoded envelope; ``error`` is the reason why a row could not be decoded.
-ENVELOPE_DDL: Final = (
-    "key BINARY, value BINARY, headers MAP<STRING, BINARY>, ack_inbox STRING, correlation_id STRING, "
-    "ack_policy INT, expected_offset BIGINT, error STRING"
-)
+#: Fields of a decoded envelope; ``error`` is the reason why a row could not be decoded.
 ENVELOPE_TYPE: Final = pa.struct(
     [
         ("key", pa.binary()),
@@ -46,6 +44,14 @@ ENVELOPE_TYPE: Final = pa.struct(
     ]
 )
 
+#: Types of Spark of the fields that are no strings.
+_SQL_TYPES: Final = {
+    "key": "BINARY",
+    "value": "BINARY",
+    "headers": "MAP<STRING, BINARY>",
+    "ack_policy": "INT",
+    "expected_offset": "BIGINT",
+}
 #: Arguments of encode_batch by the fields that may differ in each row, except ``value``.
 _PER_ROW: Final = {
     "key": "keys",
@@ -57,27 +63,40 @@ _PER_ROW: Final = {
 _PER_CALL: Final = ("ack_inbox", "ack_policy")
 
 
-def _on_error(on_malformed: str) -> Literal["null", "raise"]:
-    if on_malformed == "null":
-        return "null"
-    if on_malformed == "fail":
-        return "raise"
-    raise UsageError(f"on_malformed must be 'null' or 'fail', got {on_malformed!r}")
-
-
-def decoded_structs(envelopes: pa.Array, on_malformed: str = "null") -> pa.StructArray:
-    """Decode a column of envelopes into structs of :data:`ENVELOPE_TYPE`. A null gives a struct of nulls.
+def checked_fields(fields: Sequence[str], on_malformed: str) -> tuple[str, ...]:
+    """Check the options of a function that decodes; return the fields.
 
     Raises:
-        UsageError: The column is not binary, or ``on_malformed`` is unknown.
+        UsageError: A field is unknown or given twice, there is none, or ``on_malformed`` is unknown.
+    """
+    if on_malformed not in ("null", "fail"):
+        raise UsageError(f"on_malformed must be 'null' or 'fail', got {on_malformed!r}")
+    return as_names("fields", fields, MESSAGE_FIELDS)
+
+
+def envelope_ddl(fields: Sequence[str]) -> str:
+    """Return the fields of the structs of :func:`decoded_structs` in the words of Spark."""
+    return ", ".join(f"{name} {_SQL_TYPES.get(name, 'STRING')}" for name in fields)
+
+
+def decoded_structs(
+    envelopes: pa.Array, on_malformed: OnMalformed = "null", fields: Sequence[str] = MESSAGE_FIELDS
+) -> pa.StructArray:
+    """Decode a column of envelopes into structs with some fields of :data:`ENVELOPE_TYPE`.
+
+    A null gives a struct of nulls.
+
+    Raises:
+        UsageError: The column is not binary.
         EnvelopeError: A row is malformed, and ``on_malformed`` is ``"fail"``.
     """
-    found = decode_batch(envelopes, on_error=_on_error(on_malformed))
+    found = decode_batch(envelopes, on_error="raise" if on_malformed == "fail" else "null", fields=fields)
+    kinds = [ENVELOPE_TYPE.field(name) for name in fields]
     columns = [
         column if column.type == field.type else column.cast(field.type)
-        for field, column in zip(ENVELOPE_TYPE, found.columns, strict=True)
+        for field, column in zip(kinds, found.columns, strict=True)
     ]
-    return pa.StructArray.from_arrays(columns, fields=list(ENVELOPE_TYPE))
+    return pa.StructArray.from_arrays(columns, fields=kinds)
 
 
 def encoded_structs(rows: pa.StructArray) -> pa.Array:
@@ -136,7 +155,12 @@ def _encoded_group(rows: pa.RecordBatch, options: dict[str, Any]) -> pa.Array | 
     return encode_batch(rows["value"], **columns, **options)
 
 
-def with_columns(batch: pa.RecordBatch, column: str, on_malformed: str = "null") -> pa.RecordBatch:
+def with_columns(
+    batch: pa.RecordBatch,
+    column: str,
+    on_malformed: OnMalformed = "null",
+    fields: Sequence[str] = MESSAGE_FIELDS,
+) -> pa.RecordBatch:
     """Return a batch with a column of envelopes replaced by a struct column ``envelope``.
 
     Raises:
@@ -145,5 +169,5 @@ def with_columns(batch: pa.RecordBatch, column: str, on_malformed: str = "null")
     arrays = [array for name, array in zip(batch.schema.names, batch.columns, strict=True) if name != column]
     names = [name for name in batch.schema.names if name != column]
     return pa.RecordBatch.from_arrays(
-        [*arrays, decoded_structs(batch.column(column), on_malformed)], [*names, "envelope"]
+        [*arrays, decoded_structs(batch.column(column), on_malformed, fields)], [*names, "envelope"]
     )

@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from liftenvelope.envelope import new_message, unmarshal_message
+from liftenvelope.errors import UsageError
 from liftenvelope.spark.functions import decode_envelopes, from_envelope
 from tests.spark.streams import Stream
 
@@ -36,6 +37,35 @@ def test_malformed_envelopes_in_sql(spark: SparkSession) -> None:
     ]
     with pytest.raises(PySparkException, match="an envelope has at least 8 bytes"):
         decode_envelopes(frame, on_malformed="fail").collect()
+
+
+def test_some_fields_of_envelopes(spark: SparkSession) -> None:
+    rows = [
+        (0, bytearray(new_message(b"v", key=b"k", headers={"h": b"1"}))),
+        (1, bytearray(b"no")),
+        (2, None),
+    ]
+    frame = spark.createDataFrame(rows, "id int, value binary")
+    fields = ["headers", "value", "key"]
+    ours = decode_envelopes(frame, fields=fields).orderBy("id")
+    column = frame.select("id", from_envelope("value", fields=fields).alias("envelope")).orderBy("id")
+    assert ours.schema == column.schema
+    assert ours.select("envelope.*").columns == fields
+    whole = decode_envelopes(frame).orderBy("id").select("id", *(f"envelope.{name}" for name in fields))
+    for found in (ours, column):
+        assert found.select("id", "envelope.*").collect() == whole.collect()
+    with pytest.raises(PySparkException, match="an envelope has at least 8 bytes"):
+        decode_envelopes(frame, fields=["key"], on_malformed="fail").collect()
+
+
+@pytest.mark.parametrize("fields", [["offset"], ["key", "key"], [], "key"])
+def test_wrong_fields_of_envelopes(spark: SparkSession, fields: Any) -> None:
+    frame = spark.createDataFrame([(bytearray(b""),)], "value binary")
+    expected = "fields must be some of 'key', 'value', "
+    with pytest.raises(UsageError, match=expected):
+        decode_envelopes(frame, fields=fields)
+    with pytest.raises(UsageError, match=expected):
+        from_envelope("value", fields=fields)
 
 
 def _plan(frame: Any) -> str:

@@ -439,6 +439,24 @@ def test_decode_batch_as_views(
     assert result.to_pylist() == [expected_message(row, on_error) for row in rows]
 
 
+@given(
+    stored(st.builds(lambda m, crc: marshal_message(m, crc=crc), messages, st.booleans())),
+    st.lists(st.sampled_from(arrow.MESSAGE_FIELDS), min_size=1, unique=True),
+    st.sampled_from(["null", "raw"]),
+    st.booleans(),
+)
+def test_decode_some_fields(
+    rows: list[bytes | None], fields: list[str], on_error: Any, binary_view: bool
+) -> None:
+    array = pa.array(rows, pa.binary())
+    result = on_both(
+        lambda: arrow.decode_batch(array, on_error=on_error, binary_view=binary_view, fields=fields)
+    )
+    result.validate(full=True)
+    expected = [expected_message(row, on_error) for row in rows]
+    assert result.to_pylist() == [{name: row[name] for name in fields} for row in expected]
+
+
 def test_views_copy_no_value() -> None:
     array = pa.array([marshal_message(Message(bytes(1 << 20)))] * 8)
     data, before = array.buffers()[2], pa.total_allocated_bytes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -518,6 +518,36 @@ class TestDecode:
             decode_batch(array, binary_view=True)
         with pytest.raises(UsageError, match="binary_view must be one of False, True, got 'yes'"):
             decode_batch(array, binary_view="yes")  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("binary_view", [False, True])
+    @pytest.mark.parametrize(
+        "fields",
+        [*([name] for name in MESSAGE_FIELDS), ["value", "key"], ("error", "headers"), MESSAGE_FIELDS],
+    )
+    def test_some_fields_are_those_of_all(self, fields: Sequence[str], binary_view: bool) -> None:
+        options: dict[str, Any] = {"ack_inbox": "in", "ack_policy": AckPolicy.ALL}
+        rows = [new_message(b"v" * 20, key=b"k", headers={"h": b"1"}, correlation_id="c", **options)]
+        for kind in (pa.binary(), pa.large_binary()):
+            array = pa.array([*rows, new_message(b""), None, b"junk"], kind)
+            for on_error in ("null", "raw"):
+                how: Any = {"on_error": on_error, "binary_view": binary_view}
+                found = decode_batch(array, fields=fields, **how)
+                found.validate(full=True)
+                assert found.equals(decode_batch(array, **how).select(list(fields)))
+
+    def test_invalid_row_is_raised_whatever_the_fields_are(self) -> None:
+        damaged = new_message(b"v", headers={"h": b"1"})[:-1]
+        for name in MESSAGE_FIELDS:
+            with pytest.raises(TruncatedEnvelopeError, match=r"^row 1: "):
+                decode_batch([None, damaged], fields=[name])
+
+    def test_unknown_fields(self) -> None:
+        expected = "fields must be some of 'key', 'value', .*, 'error', "
+        for fields, got in ((["offset"], "got 'offset'"), (["key"] * 2, "each once, got 'key' twice")):
+            with pytest.raises(UsageError, match=expected + got):
+                decode_batch([], fields=fields)
+        with pytest.raises(UsageTypeError, match=expected + "in a list, got 'key'"):
+            decode_batch([], fields="key")
 
     def test_chunks_are_put_together(self) -> None:
         rows = [new_message(b"a"), None, new_message(b"b")]

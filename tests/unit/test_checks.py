@@ -16,6 +16,7 @@ from liftenvelope._checks import (
     as_flag,
     as_full_text,
     as_integer,
+    as_names,
     as_seconds,
     as_signed_seconds,
     as_text,
@@ -181,6 +182,30 @@ class TestChoices:
     def test_extra_text_follows_the_choices(self) -> None:
         with pytest.raises(UsageError, match=r"^mode must be one of 'a', 'b' or a function, got 'c'$"):
             as_choice("mode", "c", ("a", "b"), extra=" or a function")
+
+
+class TestNames:
+    def test_names_keep_their_order(self) -> None:
+        assert as_names("fields", ["b", "a"], ("a", "b", "c")) == ("b", "a")
+        assert as_names("fields", iter(["c"]), ["a", "b", "c"]) == ("c",)
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            (["a", "d"], ", got 'd'"),
+            ([["a"]], r", got \['a'\]"),
+            (["a", "b", "a"], ", each once, got 'a' twice"),
+            ([], ", got none"),
+        ],
+    )
+    def test_other_names(self, value: Any, text: str) -> None:
+        with pytest.raises(UsageError, match=f"^fields must be some of 'a', 'b'{text}$"):
+            as_names("fields", value, ("a", "b"))
+
+    @pytest.mark.parametrize("value", ["a", b"a", None, 1])
+    def test_other_types(self, value: Any) -> None:
+        with pytest.raises(UsageTypeError, match=f"^fields must be some of 'a', in a list, got {value!r}$"):
+            as_names("fields", value, ["a"])
 
 
 class TestRequire:

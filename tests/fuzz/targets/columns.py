@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+from liftenvelope._native.batch import ENVELOPE_FIELDS
 from tests.fuzz.target import ACKNOWLEDGES, MESSAGES, PUBLISHES, Chunks, Exact, Target, option
 from tests.fuzz.targets.values import attempt, corpus
 
@@ -33,9 +34,12 @@ def decoded(kind: str, twin: Any, chunks: Chunks, exact: Exact) -> Any:
         return exact(bytearray(size))
 
     if kind == "message":
-        made = twin.MessageColumns(column, large, raw, allocate, views)
+        left_out = option(options, 4, 2 ** len(ENVELOPE_FIELDS))
+        fields = tuple(name for i, name in enumerate(ENVELOPE_FIELDS) if not left_out >> i & 1)
+        made = twin.MessageColumns(column, large, raw, allocate, views, fields)
         columns = made.columns()
-        return made.bad, columns | ({"value": viewed(columns["value"])} if views else {})
+        shown = views and "value" in fields
+        return made.bad, columns | ({"value": viewed(columns["value"])} if shown else {})
     if kind == "ack":
         made = twin.AckColumns(column, large, allocate)
     else:

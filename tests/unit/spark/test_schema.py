@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,13 @@ from liftenvelope.bulk._engine.schema import make_schema
 from liftenvelope.envelope import new_message, unmarshal_message
 from liftenvelope.errors import EnvelopeError, EnvelopeTooLargeError, UsageError
 from liftenvelope.payload import ArrowBatches
-from liftenvelope.spark._columns import ENVELOPE_TYPE, decoded_structs, encoded_structs, with_columns
+from liftenvelope.spark._columns import (
+    ENVELOPE_TYPE,
+    checked_fields,
+    decoded_structs,
+    encoded_structs,
+    with_columns,
+)
 from liftenvelope.spark._schema import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -316,7 +322,23 @@ class TestEnvelopes:
 
     def test_an_unknown_choice(self) -> None:
         with pytest.raises(UsageError, match="on_malformed must be 'null' or 'fail', got 'ignore'"):
-            decoded_structs(pa.array([b""]), "ignore")
+            checked_fields(["key"], "ignore")
+
+    @pytest.mark.parametrize(
+        "fields", [["value", "key"], ("error",), ["headers", "expected_offset", "value"]]
+    )
+    def test_some_fields_have_the_values_that_they_have_among_all(self, fields: Sequence[str]) -> None:
+        array = pa.array(ENVELOPES, pa.binary())
+        whole, found = decoded_structs(array), decoded_structs(array, "null", fields)
+        found.validate(full=True)
+        assert [field.name for field in found.type] == list(fields)
+        assert found.flatten() == [whole.field(name) for name in fields]
+
+    def test_malformed_rows_fail_also_without_the_field_error(self) -> None:
+        array = pa.array(ENVELOPES, pa.binary())
+        assert decoded_structs(array, "null", ["key"])[1].as_py() == {"key": None}
+        with pytest.raises(EnvelopeError, match="row 1: "):
+            decoded_structs(array, "fail", ["key"])
 
 
 class TestSettings:
