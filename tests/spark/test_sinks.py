@@ -107,6 +107,8 @@ class TestStream:
             newest.unlink()
         sink.run(frame, tmp_path, **options)
         assert values(sink) == list(range(300))
+        headers = bulk.read(sink.servers, sink.name, columns=["headers"]).read_all()["headers"].to_pylist()
+        assert max(len(dict(row)["Nats-Msg-Id"]) for row in headers) <= 24
 
     def test_a_task_that_is_killed_while_it_writes(
         self, spark: SparkSession, nats: NatsServer, name: str, tmp_path: Path
