@@ -206,7 +206,15 @@ def encoded_columns(
 
 
 def request_columns(
-    stream: str, values: Any, *, keys: Any, headers: Any, partitions: memoryview, policy: int, ident: str
+    stream: str,
+    values: Any,
+    *,
+    keys: Any,
+    headers: Any,
+    partitions: memoryview,
+    policy: int,
+    ident: str,
+    expected: memoryview | None = None,
 ) -> batch.Requests:
     """Check rows to publish on a Liftbridge stream as gRPC requests, without serialising them yet.
 
@@ -218,6 +226,7 @@ def request_columns(
         partitions: Partition of each row, as 32-bit integers.
         policy: When the server sends the acks.
         ident: Prefix of the correlation ids.
+        expected: Offset that each row must get, as 64-bit integers. Default: any.
 
     Raises:
         UsageError: As in :func:`encode_batch`; also for headers that the server sets itself.
@@ -231,6 +240,7 @@ def request_columns(
         partitions,
         policy,
         ident.encode(),
+        expected,
     )
 
 

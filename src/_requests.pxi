@@ -9,6 +9,7 @@ cdef class Requests:
     cdef tuple keep              # objects that the rows and the two slices point into
     cdef Slice stream, ident
     cdef const int32_t* partitions
+    cdef const int64_t* expected  # offset that each row must get; NULL for any
     cdef int32_t policy
     cdef bint has_headers
     cdef int64_t* sizes          # size of each request without its correlation id
@@ -16,7 +17,7 @@ cdef class Requests:
     cdef readonly Py_ssize_t nbytes  # of all values
 
     def __cinit__(self, bytes stream not None, Column values not None, Column keys, HeaderColumn headers,
-                  partitions, ack_policy, bytes ident not None):
+                  partitions, ack_policy, bytes ident not None, expected=None):
         self.policy = as_request_policy("ack_policy", ack_policy)
         # A copy, because the caller may write into a numpy array while rows wait: they were measured before.
         view = viewed_as(bytes(partitions), 4)
@@ -27,9 +28,14 @@ cdef class Requests:
             self.headers, self.has_headers = headers.rows, True
         require_length(span(view).n >> 2, "partitions", self.length)
         self.partitions = <const int32_t*>span(view).p
+        offsets = None
+        if expected is not None:
+            offsets = viewed_as(bytes(expected), 8)
+            require_length(span(offsets).n >> 3, "expected", self.length)
+            self.expected = <const int64_t*>span(offsets).p
         self.stream.p, self.stream.n = <const uint8_t*>PyBytes_AS_STRING(stream), PyBytes_GET_SIZE(stream)
         self.ident.p, self.ident.n = <const uint8_t*>PyBytes_AS_STRING(ident), PyBytes_GET_SIZE(ident)
-        self.keep = stream, values, keys, headers, view, ident
+        self.keep = stream, values, keys, headers, view, ident, offsets
         self.sizes = <int64_t*>malloc(<size_t>(self.length + 1) * sizeof(int64_t))
         if self.sizes == NULL:
             raise MemoryError
@@ -40,12 +46,11 @@ cdef class Requests:
 
     cdef measure(self):
         cdef Py_ssize_t i, fixed = (
-            slice_size(self.stream.n) + number_size(self.policy) + number_size(-1)
-            + constant_size(&self.values) + constant_size(&self.keys)
+            slice_size(self.stream.n) + number_size(self.policy) + constant_size(&self.values) + constant_size(&self.keys)
         )
         with nogil:
             for i in range(self.length):
-                self.sizes[i] = fixed + number_size(self.partitions[i])
+                self.sizes[i] = fixed + number_size(self.partitions[i]) + number_size(self.expected_at(i))
             add_sizes(self.sizes, &self.values, self.length)
             add_sizes(self.sizes, &self.keys, self.length)
             for i in range(self.length):
@@ -63,10 +68,13 @@ cdef class Requests:
         """Raise the error of an invalid row, by encoding it with the twin."""
         if self.sizes[i] < FAULTY:
             raise EnvelopeTooLargeError(f"row {i}: a request holds at most {MAX_ENVELOPE} bytes")
-        stream, values, keys, headers, _, _ = self.keep
+        stream, values, keys, headers, *_ = self.keep
         request_row(i, stream, values.row(i), None if keys is None else keys.row(i),
                     None if headers is None else (<HeaderColumn>headers).row(i), 0, self.policy, b"")
         raise InternalError(f"the batch codec refused row {i}, which the codec takes")
+
+    cdef inline int64_t expected_at(self, Py_ssize_t i) noexcept nogil:
+        return -1 if self.expected == NULL else self.expected[i]
 
     cdef inline Py_ssize_t size_of(self, Py_ssize_t i, int64_t number) noexcept nogil:
         return <Py_ssize_t>self.sizes[i] + slice_size(self.ident.n + digits(<Py_ssize_t>number))
@@ -110,7 +118,7 @@ cdef class Requests:
         p = put_raw(put_varint(p + 1, <uint64_t>(self.ident.n + count)), self.ident.p, self.ident.n)
         p = put_digits(p, <Py_ssize_t>number, count)
         p = put_number(p, TAG_Q_ACK_POLICY, self.policy)
-        return put_number(p, TAG_Q_EXPECTED_OFFSET, -1)
+        return put_number(p, TAG_Q_EXPECTED_OFFSET, self.expected_at(i))
 
 
 cdef bint has_server_header(const HeaderRows* rows, Py_ssize_t i) noexcept nogil:

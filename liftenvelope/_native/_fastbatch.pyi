@@ -83,6 +83,7 @@ class Requests:
         partitions: Buffer,
         ack_policy: int,
         ident: bytes,
+        expected: Buffer | None = None,
     ) -> Requests: ...
     def frames(self, start: int, stop: int, number: int, limit: int, longest: int) -> tuple[int, bytes]: ...
 

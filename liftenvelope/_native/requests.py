@@ -29,6 +29,7 @@ def request_row(
     partition: int,
     ack_policy: int,
     correlation_id: bytes,
+    expected_offset: int = -1,
 ) -> bytes:
     """Serialise the PublishRequest of one row; errors name the row. Used by both twins."""
     if value is None:
@@ -51,6 +52,7 @@ def request_row(
             partition=partition,
             correlation_id=correlation_id.decode(),
             ack_policy=ack_policy,
+            expected_offset=expected_offset,
         )
     except UnicodeDecodeError:
         raise UsageError(f"row {i}: strings must be valid UTF-8") from None
@@ -69,6 +71,7 @@ class Requests:
         partitions: The number of each row's partition, as 32-bit integers.
         ack_policy: When the server sends the acks.
         ident: Prefix of the correlation ids.
+        expected: Offset that each row must get, as 64-bit integers; None for any.
 
     Attributes:
         length: Number of rows.
@@ -84,6 +87,7 @@ class Requests:
         partitions: Buffer,
         ack_policy: int,
         ident: bytes,
+        expected: Buffer | None = None,
     ) -> None:
         as_request_policy("ack_policy", ack_policy)
         self.length, self.nbytes = values.length, values.nbytes
@@ -94,6 +98,10 @@ class Requests:
             if length is not None and length != self.length:
                 raise UsageError(f"{name} has {length} rows, values {self.length}")
         self._partitions = struct.unpack_from(f"={self.length}i", raw)
+        offsets = b"\xff" * 8 * self.length if expected is None else bytes(expected)
+        if len(offsets) >> 3 != self.length:
+            raise UsageError(f"expected has {len(offsets) >> 3} rows, values {self.length}")
+        self._expected = struct.unpack_from(f"={self.length}q", offsets)
         self._rows = [
             (value, None if keys is None else keys.rows[i], None if headers is None else headers.rows[i])
             for i, value in enumerate(values.rows)
@@ -103,7 +111,8 @@ class Requests:
 
     def _request(self, i: int, ident: bytes) -> bytes:
         value, key, headers = self._rows[i]
-        return request_row(i, self._stream, value, key, headers, self._partitions[i], self._policy, ident)
+        partition, expected = self._partitions[i], self._expected[i]
+        return request_row(i, self._stream, value, key, headers, partition, self._policy, ident, expected)
 
     def frames(self, start: int, stop: int, number: int, limit: int, longest: int) -> tuple[int, bytes]:
         """Return the end of the longest span within the limits, and its requests with gRPC prefixes.

@@ -24,10 +24,18 @@ keys = st.none() | st.binary(max_size=5)
 values = st.binary(max_size=20) | st.integers(120, 300).map(lambda n: b"v" * n)
 names = st.sampled_from(["a", "é", "subject", "reply", "b" * 130])
 headers = st.none() | st.dictionaries(names, st.binary(max_size=4), max_size=3)
-rows = st.lists(st.tuples(st.none() | values, keys, headers, st.integers(0, 2**31 - 1)), max_size=6)
+offsets = st.integers(-(2**63), 2**63 - 1)
+rows = st.lists(st.tuples(st.none() | values, keys, headers, st.integers(0, 2**31 - 1), offsets), max_size=6)
 
 
-def requests(twin: ModuleType, rows: list[Any], *, with_keys: bool = True, with_headers: bool = True) -> Any:
+def requests(
+    twin: ModuleType,
+    rows: list[Any],
+    *,
+    with_keys: bool = True,
+    with_headers: bool = True,
+    with_offsets: bool = False,
+) -> Any:
     return twin.Requests(
         STREAM,
         twin.Column.of_sequence([row[0] for row in rows], "values", False),
@@ -36,6 +44,7 @@ def requests(twin: ModuleType, rows: list[Any], *, with_keys: bool = True, with_
         struct.pack(f"={len(rows)}i", *(row[3] for row in rows)),
         2,
         IDENT,
+        struct.pack(f"={len(rows)}q", *(row[4] for row in rows)) if with_offsets else None,
     )
 
 
@@ -51,13 +60,22 @@ def all_frames(made: Any, number: int, limit: int, longest: int) -> list[tuple[i
     return found
 
 
-@given(rows, st.booleans(), st.booleans(), st.integers(0, 10**18), st.integers(0, 600), st.integers(30, 400))
+@given(
+    rows,
+    st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    st.integers(0, 10**18),
+    st.integers(0, 600),
+    st.integers(30, 400),
+)
 def test_requests(
-    rows: list[Any], with_keys: bool, with_headers: bool, number: int, limit: int, longest: int
+    rows: list[Any], given: tuple[bool, bool, bool], number: int, limit: int, longest: int
 ) -> None:
     def run(twin: ModuleType) -> Any:
         try:
-            made = requests(twin, rows, with_keys=with_keys, with_headers=with_headers)
+            with_keys, with_headers, with_offsets = given
+            made = requests(
+                twin, rows, with_keys=with_keys, with_headers=with_headers, with_offsets=with_offsets
+            )
         except LiftEnvelopeError as exc:
             return type(exc), str(exc)
         return made.length, made.nbytes, all_frames(made, number, limit, longest)
@@ -84,6 +102,15 @@ class TestRequests:
             ),
             api_pb2.PublishRequest(correlationId="a-Z.10", **shared),
         ]
+
+    def test_each_row_expects_its_own_offset(self, twin: ModuleType) -> None:
+        wanted = [0, 7, 2**62, -1]
+        made = requests(twin, [(b"v", None, None, 0, offset) for offset in wanted], with_offsets=True)
+        found = []
+        for i in range(len(wanted)):
+            _, frame = made.frames(i, i + 1, i, 1_000, 1_000)
+            found.append(api_pb2.PublishRequest.FromString(frame[5:]).expectedOffset)
+        assert found == wanted
 
     def test_a_span_has_one_row_at_least(self, twin: ModuleType) -> None:
         made = requests(twin, [(b"x" * 50, None, None, 0)] * 3)
@@ -120,6 +147,8 @@ class TestRequests:
             twin.Requests(STREAM, column, None, None, b"\0" * 4, 1, IDENT)
         with pytest.raises(UsageError, match="keys has 0 rows, values 2"):
             twin.Requests(STREAM, column, twin.Column.same(b"", 0), None, b"\0" * 8, 1, IDENT)
+        with pytest.raises(UsageError, match="expected has 1 rows, values 2"):
+            twin.Requests(STREAM, column, None, None, b"\0" * 8, 1, IDENT, b"\0" * 8)
         made = twin.Requests(STREAM, column, None, None, b"\0" * 8, 1, IDENT)
         for start, stop, number in ((0, 3, 0), (2, 1, 0), (-1, 1, 0), (0, 1, -1)):
             with pytest.raises(UsageError, match="are not a span of 2 rows"):

@@ -248,7 +248,8 @@ def requests(twin: Any, chunks: Chunks, exact: Exact) -> Any:
     headers = table.headers(twin, count) if table.rows[NAME] else None
     partitions = exact(options[16:20].ljust(4, b"\1") * count)
     keys = optional(table, twin, KEY, count)
-    made = twin.Requests(exact(b"stream"), values, keys, headers, partitions, 2, exact(b"a-Z."))
+    offsets = exact(options[12:20].ljust(8, b"\1") * count) if option(options, 11, 2) else None
+    made = twin.Requests(exact(b"stream"), values, keys, headers, partitions, 2, exact(b"a-Z."), offsets)
     number = max(number_in(options[20:28]), 0) % 10**18
     log: list[Any] = [made.length, made.nbytes]
     limit, longest, at = option(options, 13) * 4, 30 + option(options, 14) * 4, 0
