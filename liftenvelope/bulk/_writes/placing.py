@@ -82,10 +82,14 @@ class Placing:
         for found in (bounds["min"], bounds["max"]):
             if found is not None and not 0 <= found < self._count:
                 raise self._missing(found)
-        return given if given.null_count == 0 else pc.coalesce(given, self._chosen(batch))
+        if given.null_count == 0:
+            return given
+        # The partitioner sees these rows alone, so its choice does not depend on how rows are batched.
+        without = given.is_null()
+        return pc.replace_with_mask(given, without, self._chosen(batch.filter(without)))
 
     def _chosen(self, batch: pa.RecordBatch) -> pa.Int32Array:
-        """Return a partition for each row, ignoring the column ``partition``."""
+        """Return the partition of each row that has none of its own."""
         fixed = self._partition
         if (
             fixed is None

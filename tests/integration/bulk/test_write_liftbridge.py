@@ -120,6 +120,17 @@ class TestPartitions:
             1: (5, 6),
         }
 
+    def test_partitioner_chooses_for_the_rows_without_one(self, address: str, name: str) -> None:
+        """So the batches that rows come in do not change where they go."""
+        create(address, name, partitions=2)
+        numbers = pa.array([None, 0, 0, None, 0, None], pa.int64())
+        data = pa.table({"partition": numbers, "value": [str(i) for i in range(6)]})
+        for step in (1, 2, 6):
+            batches = data.to_batches(max_chunksize=step)
+            bulk.write(address, name, pa.Table.from_batches(batches), partitioner="round_robin")
+        found = bulk.read(address, name, partitions=1, columns=["value"]).read_all()["value"].to_pylist()
+        assert found == [b"3"] * 3
+
     def test_missing_partition_is_refused(self, address: str, name: str) -> None:
         create(address, name)
         with pytest.raises(NoSuchPartitionError, match="no partition 1"):
