@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from liftenvelope._checks import as_choice, as_count, as_full_text, check_calls
@@ -10,6 +10,7 @@ from liftenvelope.bulk._jetstream.source import JetStreamSource
 from liftenvelope.bulk._writes.jetstream import MODES, JetStreamWrite, WriteMode
 from liftenvelope.bulk._writes.liftbridge import LiftbridgeWrite
 from liftenvelope.bulk._writes.payload import PACK_BYTES, PACK_ROWS, PackLimits, open_encoded
+from liftenvelope.bulk._writes.placing import Placing, byte_column
 from liftenvelope.bulk.access import Access, ServerKind, Source, Target, find_target
 from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.bulk.observing import observed, observed_rows
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from liftenvelope.partition import PartitionChoice, Partitioner
 
-__all__ = ["open_client", "write"]
+__all__ = ["LiftbridgeWrite", "Placing", "TableWrite", "byte_column", "open_client", "write"]
 
 #: Rows to prepare for Liftbridge at a time.
 _PORTION = 8192
@@ -115,43 +116,150 @@ def write(
         >>> bulk.write("nats://localhost:4222", "ORDERS", table)  # doctest: +SKIP
         Written(acked=1, bytes=7, duplicates=0, offsets={0: (0, 0)})
     """
-    target = find_target(source, access)
-    as_count("max_in_flight", max_in_flight)
     check_calls(progress=progress)
-    _check_options(target.kind, subject, envelope, message_id, partition)
-    _check_mode(target.kind, mode)
-    limits = PackLimits(pack_rows, pack_bytes)
-    reader = _open(data, payload, limits)
-    if target.kind is ServerKind.NATS:
-        job = JetStreamWrite(
-            JetStreamSource(target, stream),
-            subject=subject,
-            envelope=envelope,
-            message_id=message_id,
-            max_in_flight=max_in_flight,
-            mode=mode,
-        )
-        rows = observed_rows(published(reader), lambda: job.max_payload)
-        return _write_jetstream(job, rows, limits, progress)
-    owner = options_of(source) if isinstance(source, BlockingClient) else None
-    return _write_liftbridge(
-        LiftbridgeWrite(
-            target,
-            stream,
-            partition=partition,
-            partitioner=partitioner,
-            ack_policy=ack_policy,
-            max_in_flight=max_in_flight,
-            ack_wait=target.access.timeout if owner is None else owner.ack_wait,
-        ),
-        reader,
-        progress,
+    job = TableWrite(
+        source,
+        stream,
+        subject=subject,
+        envelope=envelope,
+        payload=payload,
+        pack_rows=pack_rows,
+        pack_bytes=pack_bytes,
+        message_id=message_id,
+        mode=mode,
+        partition=partition,
+        partitioner=partitioner,
+        ack_policy=ack_policy,
+        max_in_flight=max_in_flight,
+        access=access,
     )
+    reader = job.reader(data)
+    with contextlib.closing(job):
+        job.open()
+        job.add(reader, progress)
+        return job.finish()
 
 
-def _open(data: Any, payload: PayloadChoice, limits: PackLimits) -> pa.RecordBatchReader:
-    kind = as_payload(payload)
-    return open_rows(data) if kind is None else open_encoded(data, kind, limits)
+class TableWrite:
+    """A write to one stream whose rows come in any number of tables.
+
+    Arguments and errors are those of :func:`write`; the constructor only checks them. After an error, only
+    :meth:`close` may be called.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        stream: str,
+        *,
+        subject: str | None = None,
+        envelope: bool = False,
+        payload: PayloadChoice = None,
+        pack_rows: int = PACK_ROWS,
+        pack_bytes: int = PACK_BYTES,
+        message_id: str | None = None,
+        mode: WriteMode = "auto",
+        partition: int | None = None,
+        partitioner: str | PartitionChoice | Partitioner = "key",
+        ack_policy: AckPolicy | int = AckPolicy.LEADER,
+        max_in_flight: int = 4_000,
+        access: Access | None = None,
+    ) -> None:
+        target = find_target(source, access)
+        as_count("max_in_flight", max_in_flight)
+        _check_options(target.kind, subject, envelope, message_id, partition)
+        _check_mode(target.kind, mode)
+        self._payload = as_payload(payload)
+        self._limits = PackLimits(pack_rows, pack_bytes)
+        self._job: _JetStreamTables | _LiftbridgeTables
+        if target.kind is ServerKind.NATS:
+            job = JetStreamWrite(
+                JetStreamSource(target, stream),
+                subject=subject,
+                envelope=envelope,
+                message_id=message_id,
+                max_in_flight=max_in_flight,
+                mode=mode,
+            )
+            self._job = _JetStreamTables(job, self._limits)
+            return
+        owner = options_of(source) if isinstance(source, BlockingClient) else None
+        self._job = _LiftbridgeTables(
+            LiftbridgeWrite(
+                target,
+                stream,
+                partition=partition,
+                partitioner=partitioner,
+                ack_policy=ack_policy,
+                max_in_flight=max_in_flight,
+                ack_wait=target.access.timeout if owner is None else owner.ack_wait,
+            )
+        )
+
+    def reader(self, data: Any) -> pa.RecordBatchReader:
+        """Return the rows of a table, checked, for :meth:`add`."""
+        return open_rows(data) if self._payload is None else open_encoded(data, self._payload, self._limits)
+
+    def open(self) -> None:
+        """Connect, and check that the stream exists."""
+        self._job.open()
+
+    def add(self, reader: pa.RecordBatchReader, progress: OnProgress | None = None) -> None:
+        """Publish rows. On return, at most ``max_in_flight`` rows lack their ack."""
+        try:
+            self._job.add(reader, progress)
+        except WriteFailedError:
+            raise
+        except LiftEnvelopeError as exc:
+            self._job.job.stop(exc)
+
+    def settle(self) -> None:
+        """Wait for the acks of all rows added. More rows can follow."""
+        self._job.job.settle()
+
+    def finish(self) -> Written:
+        """Wait for all acks and return the outcome."""
+        return self._job.job.finish()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._job.job.close()
+
+
+class _JetStreamTables:
+    """Adds tables to a write to JetStream."""
+
+    def __init__(self, job: JetStreamWrite, limits: PackLimits) -> None:
+        self.job = job
+        self._limits = limits
+        self._size = 0
+
+    def open(self) -> None:
+        self.job.open()
+        self._limits.server_bytes = self.job.most_bytes
+
+    def add(self, reader: pa.RecordBatchReader, progress: OnProgress | None) -> None:
+        for portion in self.job.portions(observed_rows(published(reader), lambda: self.job.max_payload)):
+            self.job.add(portion)
+            self._size += portion.size
+            if progress is not None:
+                progress(Progress(portion.stop, self._size, portion.stop, None))
+
+
+class _LiftbridgeTables:
+    """Adds tables to a write to Liftbridge."""
+
+    def __init__(self, job: LiftbridgeWrite) -> None:
+        self.job = job
+
+    def open(self) -> None:
+        self.job.open()
+
+    def add(self, reader: pa.RecordBatchReader, progress: OnProgress | None) -> None:
+        for batch in observed_rows(batches_of(reader, _PORTION), lambda: _USUAL_LIMIT):
+            self.job.add(batch)
+            if progress is not None:
+                progress(Progress(self.job.rows, self.job.nbytes, self.job.rows, None))
 
 
 def _check_options(
@@ -171,28 +279,6 @@ def _check_mode(kind: ServerKind, mode: str) -> None:
     as_choice("mode", mode, MODES)
     if kind is ServerKind.LIFTBRIDGE and mode != "auto":
         raise UsageError(f"mode must be 'auto' for Liftbridge, got {mode!r}: it is for JetStream")
-
-
-def _write_jetstream(
-    job: JetStreamWrite, batches: Iterator[pa.RecordBatch], limits: PackLimits, progress: OnProgress | None
-) -> Written:
-    size = 0
-    try:
-        job.open()
-        limits.server_bytes = job.most_bytes
-        try:
-            for portion in job.portions(batches):
-                job.add(portion)
-                size += portion.size
-                if progress is not None:
-                    progress(Progress(portion.stop, size, portion.stop, None))
-        except WriteFailedError:
-            raise
-        except LiftEnvelopeError as exc:
-            job.stop(exc)
-        return job.finish()
-    finally:
-        job.close()
 
 
 def open_client(target: Target) -> BlockingClient:
@@ -218,24 +304,3 @@ def open_client(target: Target) -> BlockingClient:
         max_partitions=access.max_partitions,
         prefetch_bytes=access.prefetch_bytes,
     )
-
-
-def _write_liftbridge(
-    job: LiftbridgeWrite, reader: pa.RecordBatchReader, progress: OnProgress | None
-) -> Written:
-    done = 0
-    try:
-        job.open()
-        try:
-            for batch in observed_rows(batches_of(reader, _PORTION), lambda: _USUAL_LIMIT):
-                job.add(batch)
-                done += batch.num_rows
-                if progress is not None:
-                    progress(Progress(done, job.nbytes, done, None))
-        except WriteFailedError:
-            raise
-        except LiftEnvelopeError as exc:
-            job.stop(exc)
-        return job.finish()
-    finally:
-        job.close()

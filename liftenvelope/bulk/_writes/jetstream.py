@@ -137,6 +137,14 @@ class JetStreamWrite:
             self._publisher = None  # no row is stored, and stop() has no acks to wait for
             raise
 
+    def settle(self) -> None:
+        """Wait for the acks of all rows added.
+
+        Raises:
+            WriteFailedError: A row was refused, or its outcome is unknown.
+        """
+        self.finish()
+
     def finish(self) -> Written:
         """Wait for all acks and return the outcome.
 

@@ -123,8 +123,22 @@ class LiftbridgeWrite:
         """Size in bytes of the values published so far."""
         return self._bytes
 
-    def add(self, batch: pa.RecordBatch) -> None:
+    @property
+    def rows(self) -> int:
+        """Number of rows added so far, which is the number of the next row."""
+        return self._rows
+
+    @property
+    def refusals(self) -> list[tuple[int, LiftEnvelopeError]]:
+        """Refused rows by number, and their errors. A row whose error has ``sent`` true may be stored."""
+        return sorted((one for lane in self._lanes.values() for one in lane.refusals), key=itemgetter(0))
+
+    def add(self, batch: pa.RecordBatch, expected: pa.Int64Array | None = None) -> None:
         """Publish a batch. On return, at most ``max_in_flight`` rows lack their ack.
+
+        Args:
+            batch: The rows.
+            expected: Offset that each row must get, in a stream with optimistic concurrency; None for any.
 
         Raises:
             WriteFailedError: A row was refused.
@@ -133,7 +147,7 @@ class LiftbridgeWrite:
         """
         first = self._rows
         self._rows += batch.num_rows
-        for part in self._parts(batch, self._placing.of(batch), first):
+        for part in self._parts(batch, self._placing.of(batch), expected, first):
             self._publish(part)
 
     def stop(self, error: LiftEnvelopeError) -> NoReturn:
@@ -150,25 +164,40 @@ class LiftbridgeWrite:
             self._fail(error)
         raise error
 
-    def finish(self) -> Written:
-        """Wait for all acks and return the outcome.
+    def settle(self) -> None:
+        """Wait for the acks of all rows added.
 
         Raises:
             WriteFailedError: A row was refused, or its outcome is unknown.
         """
-        for lane in list(self._lanes.values()):
+        for lane in self._lanes.values():
             try:
                 lane.settle()
             except LiftEnvelopeError as exc:
                 self._fail(exc)
             if lane.refusals:
                 self._fail(None)
+
+    def finish(self) -> Written:
+        """Wait for all acks and return the outcome.
+
+        Raises:
+            WriteFailedError: A row was refused, or its outcome is unknown.
+        """
+        self.settle()
+        for lane in list(self._lanes.values()):
             self._retire(lane)
         return Written(self._acked, self._bytes, 0, dict(sorted(self._offsets.items())))
 
     # Routing
 
-    def _parts(self, batch: pa.RecordBatch, partitions: pa.Int32Array, first: int) -> Iterator[_Part]:
+    def _parts(
+        self,
+        batch: pa.RecordBatch,
+        partitions: pa.Int32Array,
+        expected: pa.Int64Array | None,
+        first: int,
+    ) -> Iterator[_Part]:
         """Split a batch by the leaders of the rows' partitions. ``first`` is the number of its first row."""
         if not batch.num_rows:
             return
@@ -178,12 +207,14 @@ class LiftbridgeWrite:
         for partition in numbers:
             by_lane.setdefault(self._lane(partition), []).append(partition)
         if len(by_lane) == 1:
-            yield _Part(batch, _numbers(partitions), range(first, first + batch.num_rows))
+            rows = range(first, first + batch.num_rows)
+            yield _Part(batch, _numbers(partitions), None if expected is None else _numbers(expected), rows)
             return
         for numbers in by_lane.values():
             which = pc.indices_nonzero(pc.is_in(partitions, value_set=pa.array(numbers, pa.int32())))
-            rows = [first + i for i in which.to_pylist()]
-            yield _Part(batch.take(which), _numbers(partitions.take(which)), rows)
+            offsets = None if expected is None else _numbers(expected.take(which))
+            numbered = [first + i for i in which.to_pylist()]
+            yield _Part(batch.take(which), _numbers(partitions.take(which)), offsets, numbered)
 
     def _connect(self, partitions: Iterable[int]) -> None:
         """Open the calls for partitions; wait until the leaders of new partitions record messages.
@@ -294,6 +325,7 @@ class LiftbridgeWrite:
                 partitions=part.partitions,
                 policy=int(self._policy),
                 ident=ident,
+                expected=part.expected,
             )
         except UsageError as exc:
             if (found := _ROW.match(str(exc))) is None:
@@ -326,7 +358,7 @@ class LiftbridgeWrite:
             with contextlib.suppress(LiftEnvelopeError):
                 lane.settle()
         acked = self._acked + sum(lane.acks.acked for lane in lanes)
-        refusals = sorted((one for lane in lanes for one in lane.refusals), key=itemgetter(0))
+        refusals = self.refusals
         late = sum(why.sent for _, why in refusals)
         unknown = sum(lane.acks.pending for lane in lanes) + late
         parts = [f"{self._stream}: {acked} rows are stored"]
@@ -340,20 +372,26 @@ class LiftbridgeWrite:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows for one call, with their partitions as 32-bit integers and their row numbers in the table."""
+    """Rows for one call, with their row numbers in the table.
+
+    Partitions are 32-bit integers, and expected offsets 64-bit integers; None for any offset.
+    """
 
     batch: pa.RecordBatch
     partitions: memoryview
+    expected: memoryview | None
     rows: Sequence[int]
 
     def partition(self, i: int) -> int:
         return int(self.partitions.cast("i")[i])
 
     def since(self, i: int) -> _Part:
-        return _Part(self.batch.slice(i), self.partitions[4 * i :], self.rows[i:])
+        expected = None if self.expected is None else self.expected[8 * i :]
+        return _Part(self.batch.slice(i), self.partitions[4 * i :], expected, self.rows[i:])
 
 
-def _numbers(array: pa.Int32Array) -> memoryview:
+def _numbers(array: pa.Int32Array | pa.Int64Array) -> memoryview:
     # A copy, because the caller may write into a numpy array while rows wait.
-    start = 4 * array.offset
-    return memoryview(memoryview(array.buffers()[1]).cast("B")[start : start + 4 * len(array)].tobytes())
+    size: int = array.type.byte_width
+    start = size * array.offset
+    return memoryview(memoryview(array.buffers()[1]).cast("B")[start : start + size * len(array)].tobytes())
