@@ -24,7 +24,9 @@ SIZE = 100
 ONCE = {"jetstream": "Nats-Msg-Id", "liftbridge": "liftenvelope-row"}
 _MESSAGE_IDS = "Each message has a header with its id, which the server reads, keeps and looks up."
 _OFFSETS = (
-    "With expected offsets the server takes messages one by one, and each has a header and an ack of all."
+    "The server: the header of its row raises Liftbridge's processor time of a message to 1.25 times, a"
+    " stream that checks offsets and takes messages one by one also to 1.25 times, both together to 1.4"
+    " times (20 µs instead of 14 µs; 10,000 rows of one task, without Spark). The client needs 7 µs more."
 )
 
 
@@ -111,7 +113,7 @@ def test_liftbridge_once(
     compare(
         f"sink, Liftbridge, {SIZE} B, effectively once, {TASKS} tasks, micro-batches of {rows:,}",
         _follow(*given, checked, "effectively-once"),
-        Peer("at least once", _follow(*given, unchecked, "at-least-once"), 0.5, _OFFSETS),
+        Peer("at least once", _follow(*given, unchecked, "at-least-once"), 0.85, _OFFSETS),
         rate=True,
         rounds=5,
     )

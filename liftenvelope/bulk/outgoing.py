@@ -1,9 +1,9 @@
-"""Validate tables to be published and convert their rows. No I/O."""
+"""Validate tables to be published. No I/O."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
     from liftenvelope.bulk._engine.schema import pa
 
-__all__ = ["LiftbridgeRows", "Written", "open_rows", "reader_of", "rows_of", "valid"]
+__all__ = ["Written", "open_rows", "reader_of", "valid"]
 
 #: Columns that the server fills. A table that was read has these columns; a write ignores them.
 _LEFT_OUT: Final = frozenset({"offset", "timestamp", *ENVELOPE_COLUMNS})
@@ -67,16 +67,6 @@ class Written:
         return html_outcomes(f"{self.acked} rows, {self.bytes} bytes stored", {}, self.offsets)
 
 
-@dataclass(frozen=True, slots=True)
-class LiftbridgeRows:
-    """Rows of one record batch for Liftbridge, as Python values; None for an absent column."""
-
-    values: list[bytes]
-    keys: list[bytes | None] | None
-    headers: list[dict[str, bytes]] | None
-    partitions: list[int | None] | None
-
-
 def open_rows(data: Any) -> pa.RecordBatchReader:
     """Return a reader of Arrow data, or of any object that exports an Arrow stream.
 
@@ -124,41 +114,6 @@ def _opened(data: Any) -> pa.RecordBatchReader:
         except pa.ArrowInvalid as exc:  # a single column, for example
             raise UsageTypeError(f"data must export a table as Arrow, got {kind}: {exc}") from exc
     raise UsageTypeError(f"data must be an Arrow table, batch or reader, or export Arrow, got {kind}")
-
-
-def rows_of(batch: pa.RecordBatch) -> LiftbridgeRows:
-    """Return the rows of a batch.
-
-    Raises:
-        UsageError: A value is null.
-        UsageTypeError: A column has the wrong type.
-    """
-    columns = {name: batch.column(name) for name in batch.schema.names if name not in _LEFT_OUT}
-    values = _bytes("value", columns["value"])
-    if None in values:
-        raise UsageError(f"data: row {values.index(None)} of a batch must have a value, got null")
-    return LiftbridgeRows(
-        [value for value in values if value is not None],
-        _bytes("key", columns["key"]) if "key" in columns else None,
-        [_headers(row) for row in columns["headers"].to_pylist()] if "headers" in columns else None,
-        columns["partition"].to_pylist() if "partition" in columns else None,
-    )
-
-
-def _bytes(name: str, column: pa.Array) -> list[bytes | None]:
-    try:
-        found: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as exc:
-        text = f"data: column {name!r} must be of binary or string, got {column.type}"
-        raise UsageTypeError(text) from exc
-    return found
-
-
-def _headers(row: Iterable[tuple[str, bytes | str | None]] | None) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for name, value in row or ():
-        found[name] = value.encode() if isinstance(value, str) else value or b""
-    return found
 
 
 def published(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:

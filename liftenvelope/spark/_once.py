@@ -1,4 +1,4 @@
-"""Writes the rows of a task to Liftbridge, each stored once, by expected offsets over the blocking client.
+"""Writes the rows of a task to Liftbridge, each stored once, by expected offsets.
 
 :mod:`liftenvelope.spark._row_places` explains why this is safe.
 """
@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import time
-import zlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from liftenvelope import bulk
 from liftenvelope._backoff import Patience
 from liftenvelope._checks import require
 from liftenvelope.bulk import WriteFailedError
-from liftenvelope.bulk.outgoing import LiftbridgeRows, rows_of
 from liftenvelope.bulk.ranges import Progress
 from liftenvelope.bulk.sources import open_stream
-from liftenvelope.client.publish_many import OutgoingMessage
-from liftenvelope.client.publish_summary import PublishSummary
+from liftenvelope.bulk.writing import LiftbridgeWrite, Placing
 from liftenvelope.errors import (
     IncorrectOffsetError,
     LiftEnvelopeError,
+    NoSuchPartitionError,
     NoSuchStreamError,
     TransportError,
 )
-from liftenvelope.partition import make_partitioner
-from liftenvelope.spark._row_places import NO_OFFSET, PROBE, ROW_HEADER, RowMark, RowPlaces
+from liftenvelope.spark._marked_rows import NumberedRows, marked
+from liftenvelope.spark._row_places import NO_OFFSET, PROBE, ROW_HEADER, RowMark, RowPlaces, row_marks
 from liftenvelope.spark._schema import header_lists
 from liftenvelope.types import AckPolicy
 
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    from liftenvelope.bulk.access import Target
     from liftenvelope.client.blocking import BlockingClient
 else:
     pa = require("pyarrow", "spark")
@@ -48,9 +47,6 @@ _LOOK_BACK: Final = 256
 _SHOWN_WAIT: Final = 1.0
 _SHOWN_POLL: Final = 0.05
 
-#: Rows of one partition by number: the message and its checksum.
-_Portion: TypeAlias = dict[int, tuple[OutgoingMessage, int]]
-
 
 class _Hidden(LiftEnvelopeError):  # noqa: N818 - internal signal, never reaches a caller
     """A partition has messages that can't be read yet. Its argument is the offset of the next message."""
@@ -60,11 +56,12 @@ class OnceWriter:
     """Stores the rows of one attempt of a task.
 
     Args:
-        client: Client of the cluster.
+        client: Client of the cluster, to read from it.
+        target: The same cluster, to write to it.
         stream: Name of the stream.
         key: Identity of the task: ``query:batch:task``.
         partitioner: ``"key"`` or ``"round_robin"``, for rows without a partition.
-        wait: Seconds to keep retrying without progress.
+        max_in_flight: Maximum number of rows in flight.
 
     Attributes:
         rows: Rows given to :meth:`add`; all are stored.
@@ -76,42 +73,54 @@ class OnceWriter:
     """
 
     def __init__(
-        self, client: BlockingClient, stream: str, key: str, *, partitioner: str, wait: float
+        self,
+        client: BlockingClient,
+        target: Target,
+        stream: str,
+        key: str,
+        *,
+        partitioner: str,
+        max_in_flight: int,
     ) -> None:
         query, batch, task = key.rsplit(":", 2)
         self._task = (query, int(batch), int(task))
         self._client = client
         self._stream = stream
-        self._wait = wait
-        self._partitioner = make_partitioner(partitioner)
-        self._partitions = client.fetch_metadata(streams=[stream]).partition_count(stream)
+        self._wait = target.access.reconnect_wait
+        self._publisher = _Publisher(target, stream, max_in_flight)
+        self._placing = Placing(stream, None, partitioner)
+        self._placing.open(client.fetch_metadata(streams=[stream]).partition_count(stream))
         self._places: dict[int, RowPlaces] = {}
         self._given: dict[int, int] = {}
         self.rows = self.bytes = self.duplicates = 0
+
+    def close(self) -> None:
+        """Close the connections. Rows in flight may be stored."""
+        self._publisher.close()
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Store rows in order; return when all are stored.
 
         Args:
-            batch: Rows with the columns of :func:`liftenvelope.bulk.write`. All of them are in flight at
-                once.
+            batch: Rows with the columns of :func:`liftenvelope.bulk.write`.
 
         Raises:
             BatchChangedError: The rows differ from those of an earlier run of the batch.
             OptionError: The stream does not check expected offsets.
+            NoSuchPartitionError: A row names a partition that does not exist.
             WriteFailedError: Some rows were not stored, or their outcome is unknown.
             LiftEnvelopeError: No server could be reached.
         """
-        rows = rows_of(batch)
-        self.rows += len(rows.values)
-        self.bytes += sum(map(len, rows.values))
-        portions = self._divided(rows)
-        for partition in portions:
+        rows = NumberedRows(batch, self._placing.of(batch), self._given)
+        self.rows += batch.num_rows
+        self.bytes += rows.bytes
+        for partition in rows.portions:
             if partition not in self._places:
                 self._places[partition] = self._look_back(partition)
-        for partition, portion in portions.items():
-            self.duplicates += len(portion) - len(self._missing(partition, portion))
-        self._store(portions)
+        for partition, portion in rows.portions.items():
+            missing = self._places[partition].missing(portion.first, portion.checksums)
+            self.duplicates += len(portion.checksums) - len(missing)
+        self._store(rows)
 
     def finish(self) -> None:
         """Check that no partition has more rows of this task than were added.
@@ -122,37 +131,15 @@ class OnceWriter:
         for partition, places in self._places.items():
             places.check_rows(self._given[partition])
 
-    # Rows
-
-    def _divided(self, rows: LiftbridgeRows) -> dict[int, _Portion]:
-        portions: dict[int, _Portion] = {}
-        for i, value in enumerate(rows.values):
-            key = rows.keys[i] if rows.keys is not None else None
-            partition = rows.partitions[i] if rows.partitions is not None else None
-            if partition is None:
-                partition = self._partitioner.partition(self._stream, key, value, self._partitions)
-            row = self._given.get(partition, 0)
-            self._given[partition] = row + 1
-            checksum = zlib.crc32(value, zlib.crc32(key or b""))
-            headers = dict(rows.headers[i]) if rows.headers is not None else {}
-            headers[ROW_HEADER] = str(RowMark(*self._task, row, checksum)).encode()
-            message = OutgoingMessage(value=value, key=key, headers=headers, partition=partition)
-            portions.setdefault(partition, {})[row] = (message, checksum)
-        return portions
-
-    def _missing(self, partition: int, portion: _Portion) -> list[int]:
-        places = self._places[partition]
-        return [row for row, (_, checksum) in portion.items() if not places.is_stored(row, checksum)]
-
     # Storing
 
-    def _store(self, portions: dict[int, _Portion]) -> None:
+    def _store(self, rows: NumberedRows) -> None:
         """Send the missing rows until all are stored."""
         patience = Patience(self._wait, since=time.monotonic())
         unseen: dict[int, int] = {}
-        while plans := self._plans(portions, unseen):
+        while plans := self._plans(rows, unseen):
             known = self._known
-            failed = self._send(portions, plans)
+            failed = self._send(rows, plans)
             error = next(iter(failed.values()), None)
             unseen = self._learn_again(failed)
             if self._known > known or error is None:
@@ -167,32 +154,21 @@ class OnceWriter:
         """Measure of progress: grows when a row is stored or a partition is read further."""
         return sum(places.end + places.checked for places in self._places.values())
 
-    def _plans(
-        self, portions: dict[int, _Portion], unseen: dict[int, int]
-    ) -> dict[int, list[tuple[int, int]]]:
+    def _plans(self, rows: NumberedRows, unseen: dict[int, int]) -> dict[int, list[tuple[int, int]]]:
         """Return the rows to send to each incomplete partition, possibly none for now."""
         plans = {}
-        for partition, portion in portions.items():
-            if missing := self._missing(partition, portion):
-                places = self._places[partition]
-                end = unseen.get(partition)
+        for partition, portion in rows.portions.items():
+            places, end = self._places[partition], unseen.get(partition)
+            if missing := places.missing(portion.first, portion.checksums):
                 plans[partition] = places.plan(missing) if end is None else places.plan_unseen(missing, end)
         return plans
 
     def _send(
-        self, portions: dict[int, _Portion], plans: dict[int, list[tuple[int, int]]]
+        self, rows: NumberedRows, plans: dict[int, list[tuple[int, int]]]
     ) -> dict[int, LiftEnvelopeError]:
-        """Send rows; return the first error of each partition that did not store all of them."""
+        """Send rows; return an error for each partition that may not have stored all of them."""
         sent = [(partition, row, offset) for partition, plan in plans.items() for row, offset in plan]
-        messages = [
-            _expecting(self._task, *portions[partition][row], offset) for partition, row, offset in sent
-        ]
-        failed: dict[int, LiftEnvelopeError] = {}
-        for index, error in self._publish(messages).failures.items():
-            partition, _, offset = sent[index]
-            failed.setdefault(partition, self._checked(error))
-            if offset == NO_OFFSET and isinstance(error, IncorrectOffsetError):
-                self._places[partition].checked = True
+        failed = {partition: self._checked(error) for partition, error in self._publish(rows, sent).items()}
         for partition, row, offset in sent:
             if partition in failed:
                 continue
@@ -203,24 +179,33 @@ class OnceWriter:
         failed |= {partition: _Hidden() for partition, plan in plans.items() if not plan}
         return failed
 
-    def _publish(self, messages: list[OutgoingMessage]) -> PublishSummary:
-        if not messages:
-            return PublishSummary(0, {}, {})
-        try:
-            return self._client.publish_many(
-                self._stream,
-                messages,
-                on_error="collect",
-                ack_policy=AckPolicy.ALL,
-                max_in_flight=len(messages),
-            )
-        except LiftEnvelopeError as exc:
-            # No broker leads a partition: the outcome of each message is unknown.
-            return PublishSummary(0, dict.fromkeys(range(len(messages)), exc), {})
+    def _publish(self, rows: NumberedRows, sent: list[tuple[int, int, int]]) -> dict[int, LiftEnvelopeError]:
+        """Publish rows with their expected offsets; return the errors by partition.
+
+        If a row has failed, each partition has, since the outcomes of its rows may be unknown.
+        """
+        if not sent:
+            return {}
+        found = [rows.find(partition, row) for partition, row, _ in sent]
+        numbers = [PROBE if offset == NO_OFFSET else row for _, row, offset in sent]
+        marks = row_marks(self._task, numbers, [checksum for _, checksum in found])
+        batch = marked(rows.batch.take(pa.array([place for place, _ in found])), marks)
+        error, refused = self._publisher.publish(batch, pa.array([offset for _, _, offset in sent]))
+        if error is None:
+            return {}
+        failed = {partition: error for partition, _, _ in sent}
+        for i, refusal in reversed(refused):
+            partition, _, offset = sent[i]
+            failed[partition] = refusal
+            if offset == NO_OFFSET and isinstance(refusal, IncorrectOffsetError):
+                self._places[partition].checked = True
+        return failed
 
     def _checked(self, error: LiftEnvelopeError) -> LiftEnvelopeError:
         """Return an error that calls for another look at the partition; raise any other."""
-        if isinstance(error, IncorrectOffsetError | NoSuchStreamError) or error.retriable:
+        # A server that starts has neither the stream nor its partitions before it has replayed its log.
+        starting = NoSuchStreamError, NoSuchPartitionError
+        if isinstance(error, (IncorrectOffsetError, *starting)) or error.retriable:
             return error
         text = f"{self._stream}: not all of {self.rows} rows were stored: {error}"
         raise WriteFailedError(text, 0, 0) from error
@@ -340,19 +325,60 @@ class OnceWriter:
             return opened.extent(partition).oldest
 
 
-def _expecting(
-    task: tuple[str, int, int], message: OutgoingMessage, checksum: int, offset: int
-) -> OutgoingMessage:
-    headers = message.headers
-    if offset == NO_OFFSET:
-        headers = {**(headers or {}), ROW_HEADER: str(RowMark(*task, PROBE, checksum)).encode()}
-    return OutgoingMessage(
-        value=message.value,
-        key=message.key,
-        headers=headers,
-        partition=message.partition,
-        expected_offset=offset,
-    )
+class _Publisher:
+    """Publishes rows that expect offsets. The connections stay open until a publish fails.
+
+    Args:
+        target: Servers and connection options.
+        stream: Name of the stream.
+        max_in_flight: Maximum number of rows in flight.
+    """
+
+    def __init__(self, target: Target, stream: str, max_in_flight: int) -> None:
+        self._target = target
+        self._stream = stream
+        self._limit = max_in_flight
+        self._write: LiftbridgeWrite | None = None
+
+    def publish(
+        self, batch: pa.RecordBatch, expected: pa.Int64Array
+    ) -> tuple[LiftEnvelopeError | None, list[tuple[int, LiftEnvelopeError]]]:
+        """Publish rows and wait for their acks.
+
+        Returns:
+            The error, or None if all rows are stored; and the refused rows with their own errors.
+        """
+        write = self._write if self._write is not None else self._new_write()
+        first = write.rows
+        try:
+            if self._write is None:
+                self._write = write
+                write.open()
+            write.add(batch, expected)
+            write.settle()
+        except LiftEnvelopeError as exc:
+            refused = [(row - first, error) for row, error in write.refusals]
+            self.close()
+            cause = exc.__cause__ if isinstance(exc, WriteFailedError) else None
+            return cause if isinstance(cause, LiftEnvelopeError) else exc, refused
+        return None, []
+
+    def _new_write(self) -> LiftbridgeWrite:
+        return LiftbridgeWrite(
+            self._target,
+            self._stream,
+            partition=None,
+            partitioner="key",  # never asked, since each row has its partition
+            ack_policy=AckPolicy.ALL,
+            max_in_flight=self._limit,
+            ack_wait=self._target.access.timeout,
+        )
+
+    def close(self) -> None:
+        """Close the connections. Rows without an ack may be stored."""
+        write, self._write = self._write, None
+        if write is not None:
+            write.close()
 
 
 def _row_headers(batch: pa.RecordBatch, query: str, task: str) -> Iterator[tuple[int, str]]:

@@ -22,7 +22,7 @@ from typing import Final, Self
 
 from liftenvelope.spark.errors import BatchChangedError, OptionError
 
-__all__ = ["NO_OFFSET", "PROBE", "ROW_HEADER", "RowMark", "RowPlaces"]
+__all__ = ["NO_OFFSET", "PROBE", "ROW_HEADER", "RowMark", "RowPlaces", "row_marks"]
 
 #: Header that carries the mark.
 ROW_HEADER: Final = "liftenvelope-row"
@@ -51,7 +51,7 @@ class RowMark:
     checksum: int
 
     def __str__(self) -> str:
-        return f"{self.query}:{self.batch}:{self.task}:{self.row}:{self.checksum:08x}"
+        return row_marks((self.query, self.batch, self.task), [self.row], [self.checksum])[0].decode()
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
@@ -62,6 +62,19 @@ class RowMark:
             return cls(query, batch, task, row, int(numbers[3], 16))
         except (ValueError, IndexError):
             return None
+
+
+def row_marks(task: tuple[str, int, int], rows: Iterable[int], checksums: Iterable[int]) -> list[bytes]:
+    """Return the header values that mark rows of a task.
+
+    Args:
+        task: Query, batch and task of the rows.
+        rows: Number of each row.
+        checksums: Checksum of each row.
+    """
+    query, batch, number = task
+    head = f"{query}:{batch}:{number}:".encode()
+    return [b"%b%d:%08x" % (head, row, checksum) for row, checksum in zip(rows, checksums, strict=True)]
 
 
 class RowPlaces:
@@ -144,6 +157,21 @@ class RowPlaces:
                 f"{text}: a batch must repeat the same rows in the same order; sort within partitions"
             )
         return self._has(row)
+
+    def missing(self, first: int, checksums: Sequence[int]) -> Sequence[int]:
+        """Return the rows that are not stored, in order.
+
+        Args:
+            first: Number of the first row.
+            checksums: Checksum of each row from the first on.
+
+        Raises:
+            BatchChangedError: A different row with one of these numbers is stored.
+        """
+        stop = first + len(checksums)
+        if not self._found:
+            return range(min(max(first, self._below), stop), stop)
+        return [row for row, checksum in enumerate(checksums, first) if not self.is_stored(row, checksum)]
 
     @property
     def is_alone(self) -> bool:

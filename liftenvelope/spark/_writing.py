@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Iterator
@@ -37,6 +38,8 @@ _KNOWN: Final = PASSED_OVER | {"topic", "msgId", *(name for names in _WRITTEN.va
 _HEADERS: Final = pa.map_(pa.string(), pa.binary())
 _HEADER_LIST: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _NO_ROWS: Final = pa.table({name: pa.array([], pa.string()) for name in ("value", "subject")})
+#: Rows to compare with those stored, and to store, at a time.
+_ONCE_ROWS: Final = 16_384
 #: Header by which JetStream recognizes a duplicate.
 _MESSAGE_ID: Final = "Nats-Msg-Id"
 
@@ -191,13 +194,16 @@ def id_prefix(task: str) -> str:
 
 
 def _write_once(options: SinkOptions, topic: str, batches: Iterator[pa.RecordBatch], key: str) -> TaskWritten:
-    access = options.connection.open()
-    with open_client(find_target(options.connection.servers, access)) as client:
-        writer = OnceWriter(client, topic, key, partitioner=options.partitioner, wait=access.reconnect_wait)
+    target = find_target(options.connection.servers, options.connection.open())
+    given: dict[str, Any] = {"partitioner": options.partitioner, "max_in_flight": options.max_in_flight}
+    with (
+        open_client(target) as client,
+        contextlib.closing(OnceWriter(client, target, topic, key, **given)) as writer,
+    ):
         for batch in _ordered(batches):
             prepared = _prepared(batch, options)
-            for start in range(0, prepared.num_rows, options.max_in_flight):
-                writer.add(prepared.slice(start, options.max_in_flight))
+            for start in range(0, prepared.num_rows, _ONCE_ROWS):
+                writer.add(prepared.slice(start, _ONCE_ROWS))
         writer.finish()
     return TaskWritten(writer.rows, writer.bytes, writer.duplicates)
 

@@ -33,6 +33,24 @@ class TestMarks:
         assert RowMark.parse(text) is None
 
 
+class TestMissing:
+    def test_rows_that_this_attempt_or_an_earlier_one_stored_are_not_missing(self) -> None:
+        found = places()
+        found.checked = True
+        assert list(found.missing(0, [7] * 3)) == [0, 1, 2]
+        found.stored(0, 0)
+        found.stored(1, 1)
+        assert [list(found.missing(first, [7] * 2)) for first in range(4)] == [[], [2], [2, 3], [3, 4]]
+        found.learn([(2, mark(2))], 3)
+        assert list(found.missing(1, [7] * 3)) == [3]
+
+    def test_another_row_with_the_same_number(self) -> None:
+        found = places()
+        found.learn([(0, mark(0)), (1, mark(1, checksum=8))], 2)
+        with pytest.raises(BatchChangedError, match="row 1 of the batch differs"):
+            found.missing(0, [7, 7])
+
+
 class TestPlans:
     def test_a_partition_that_does_not_check(self) -> None:
         with pytest.raises(OptionError, match=r"s\[0\] does not check expected offsets"):
@@ -133,7 +151,7 @@ class Attempt:
             return
         if self.planned:
             self.settle()
-        missing = [row for row in self.portions[0] if not self.places.is_stored(row, 7)]
+        missing = self.places.missing(self.portions[0][0], [7] * len(self.portions[0]))
         if missing:
             self.sent = self.places.plan(missing)
             self.on_its_way, self.planned = list(self.sent), True
