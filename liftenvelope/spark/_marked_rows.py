@@ -19,13 +19,13 @@ else:
     pa = require("pyarrow", "spark")
     pc = require("pyarrow.compute", "spark")
 
-__all__ = ["NumberedRows", "Portion", "marked"]
+__all__ = ["NumberedRows", "PartitionRows", "marked"]
 
 _PUBLISHED = ("value", "key", "headers")
 
 
 @dataclass(slots=True)
-class Portion:
+class PartitionRows:
     """Rows of a batch for one partition of the stream. Their numbers are consecutive.
 
     Attributes:
@@ -60,7 +60,7 @@ class NumberedRows:
     def __init__(self, batch: pa.RecordBatch, partitions: pa.Int32Array, given: dict[int, int]) -> None:
         columns = {name: batch.column(name) for name in _PUBLISHED if name in batch.schema.names}
         self.batch = pa.RecordBatch.from_pydict({**columns, "partition": partitions})
-        self.portions: dict[int, Portion] = {}
+        self.portions: dict[int, PartitionRows] = {}
         values, keys = _bytes(batch, "value"), _bytes(batch, "key")
         if None in values:
             raise UsageError(f"data: row {values.index(None)} of a batch must have a value, got null")
@@ -70,7 +70,7 @@ class NumberedRows:
             given[partition] = row + 1
             portion = self.portions.get(partition)
             if portion is None:
-                portion = self.portions[partition] = Portion(row)
+                portion = self.portions[partition] = PartitionRows(row)
             value = values[i] or b""
             self.bytes += len(value)
             portion.places.append(i)
