@@ -1,6 +1,6 @@
 """Spark's sinks, every row acked, beside as many processes outside Spark that publish.
 
-And the sinks that store each row once, beside themselves without that.
+And the sinks that store each row once, or write to several streams, beside themselves without that.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from liftenvelope import bulk
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
 
 SIZE = 100
+TOPICS = 10
 #: One of its headers says which row it is: of what is stored once in JetStream, and in Liftbridge.
 ONCE = {"jetstream": "Nats-Msg-Id", "liftbridge": "liftenvelope-row"}
+NAMES = {"jetstream": "JetStream", "liftbridge": "Liftbridge"}
+_TOPICS = "Each task opens ten connections, and each stream stores rows in smaller groups."
 _MESSAGE_IDS = "Each message has a header with its id, which the server reads, keeps and looks up."
 _OFFSETS = (
     "The server: the header of its row raises Liftbridge's processor time of a message to 1.25 times, a"
@@ -74,6 +77,45 @@ def test_jetstream(compare: Comparison, spark: Any, jetstream: NatsServer) -> No
         rate=True,
         rounds=5,
     )
+
+
+@pytest.mark.parametrize("format_", ["liftbridge", "jetstream"])
+def test_topics(compare: Comparison, spark: Any, request: pytest.FixtureRequest, format_: str) -> None:
+    count = compare.amount(100_000, 500)
+    where, streams = _streams(request, format_)
+    names = ", ".join(f"'{name}'" for name in streams)
+    numbered = spark.range(0, count, 1, TASKS).selectExpr(
+        f"repeat('x', {SIZE}) as value",
+        f"element_at(array({names}), cast(id % {TOPICS} + 1 as int)) as topic",
+    )
+    several = numbered.selectExpr("value", "topic", "topic as subject")
+    single = numbered.selectExpr("value", f"'{streams[0]}' as topic", f"'{streams[0]}' as subject")
+
+    def save(frame: Any) -> Round:
+        given = {"servers": where, "maxInFlight": WINDOW}
+        return timed(lambda: frame.write.format(format_).options(**given).mode("append").save(), count)
+
+    save(several)()
+    assert [bulk.count(where, name) for name in streams] == [count // TOPICS] * TOPICS
+    compare(
+        f"sink, {NAMES[format_]}, {SIZE} B, acked, {TASKS} tasks, a column of {TOPICS} topics",
+        save(several),
+        Peer("a column of one topic", save(single), 0.8, _TOPICS),
+        rate=True,
+        rounds=5,
+    )
+
+
+def _streams(request: pytest.FixtureRequest, format_: str) -> tuple[str, list[str]]:
+    """Return the address of the servers, and the names of new streams there."""
+    if format_ == "jetstream":
+        server: NatsServer = request.getfixturevalue("jetstream")
+        return server.url, [make_stream(server.url, storage="memory") for _ in range(TOPICS)]
+    cluster: LiftbridgeCluster = request.getfixturevalue("liftbridge")
+    names = [f"bench-{uuid4().hex[:8]}" for _ in range(TOPICS)]
+    for name in names:
+        cluster.create_stream(name)
+    return cluster.addresses[0], names
 
 
 def _follow(

@@ -13,11 +13,12 @@ from liftenvelope import bulk
 from liftenvelope._checks import require
 from liftenvelope.bulk.access import find_target
 from liftenvelope.bulk.observing import observed_call
-from liftenvelope.bulk.writing import open_client
+from liftenvelope.bulk.writing import TableWrite, open_client
 from liftenvelope.errors import UsageError
 from liftenvelope.spark._once import OnceWriter
 from liftenvelope.spark._options import SinkOptions
 from liftenvelope.spark._schema import PASSED_OVER
+from liftenvelope.spark._topics import TopicWrites
 from liftenvelope.types import AckPolicy
 
 if TYPE_CHECKING:
@@ -115,12 +116,14 @@ def _check_stream(options: SinkOptions, topic: str) -> None:
 def _write_all(options: SinkOptions, whole: Iterator[pa.RecordBatch], message_id: str | None) -> TaskWritten:
     if options.topic is not None:
         return _write(options, options.topic, whole, message_id)
-    # Each stream's part of a batch is acked before the next part begins, which bounds memory to one batch.
-    total = TaskWritten()
-    for batch in whole:
-        for topic, part in _by_topic(batch):
-            total += _write(options, topic, iter([part]), None)
-    return total
+    head = next(whole)
+    given = _write_options(options, "msgId" in head.schema.names, None)
+    servers = options.connection.servers
+    with contextlib.closing(TopicWrites(lambda topic: TableWrite(servers, topic, **given))) as writes:
+        for batch in _chain(head, whole):
+            writes.add({topic: _prepared(part, options) for topic, part in _by_topic(batch)})
+        writes.finish()
+    return TaskWritten(writes.rows, writes.bytes, writes.duplicates)
 
 
 def _with_valid_ids(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -148,8 +151,15 @@ def _by_topic(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     topics = batch.column("topic")
     if topics.null_count:
         raise UsageError("a row has no topic; set one in every row, or give the option topic")
-    for topic in pc.unique(topics).to_pylist():
-        yield topic, batch.filter(pc.equal(topics, topic))
+    encoded = topics.dictionary_encode()
+    # The sort is stable, so the rows of a topic stay in order.
+    rows, start = batch.take(pc.array_sort_indices(encoded.indices)), 0
+    counts = dict(
+        zip(*(part.to_pylist() for part in pc.value_counts(encoded.indices).flatten()), strict=True)
+    )
+    for number, topic in enumerate(encoded.dictionary.to_pylist()):
+        yield topic, rows.slice(start, counts[number])
+        start += counts[number]
 
 
 def _write(
@@ -160,27 +170,34 @@ def _write(
     head = next(batches)
     first = _prepared(head, options)
     rest = (_prepared(batch, options) for batch in batches)
+    done = bulk.write(
+        options.connection.servers,
+        topic,
+        pa.RecordBatchReader.from_batches(first.schema, _chain(first, rest)),
+        **_write_options(options, "msgId" in head.schema.names, message_id),
+    )
+    return TaskWritten(done.acked, done.bytes, done.duplicates)
+
+
+def _write_options(options: SinkOptions, has_ids: bool, message_id: str | None) -> dict[str, Any]:
+    """Return the options of a bulk write. ``has_ids`` says that the rows have ids of their own."""
     special: dict[str, Any]
     if options.connection.format == "jetstream":
         special = {"subject": options.subject, "envelope": options.envelope}
         identity = None if message_id is None else id_prefix(message_id)
         # With message_id, bulk.write would replace the ids of the rows by ids that depend on their order.
         # Mode "pipelined", because fast ingest does not report duplicates.
-        special |= {"mode": "pipelined"} if "msgId" in head.schema.names else {"message_id": identity}
+        special |= {"mode": "pipelined"} if has_ids else {"message_id": identity}
     else:
         policy = AckPolicy.ALL if options.ack_all else AckPolicy.LEADER
         special = {"partitioner": options.partitioner, "ack_policy": policy}
-    done = bulk.write(
-        options.connection.servers,
-        topic,
-        pa.RecordBatchReader.from_batches(first.schema, _chain(first, rest)),
-        max_in_flight=options.max_in_flight,
-        access=options.connection.open(),
-        payload=options.payload,
+    return {
+        "max_in_flight": options.max_in_flight,
+        "access": options.connection.open(),
+        "payload": options.payload,
         **options.packing,
         **special,
-    )
-    return TaskWritten(done.acked, done.bytes, done.duplicates)
+    }
 
 
 def id_prefix(task: str) -> str:

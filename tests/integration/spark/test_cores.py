@@ -19,8 +19,10 @@ import pytest
 from liftenvelope import bulk
 from liftenvelope._backoff import Patience
 from liftenvelope.bulk import RetentionError, WriteFailedError
+from liftenvelope.bulk.writing import TableWrite
 from liftenvelope.errors import NoSuchStreamError, StreamNotFoundError, TransportError, UsageError
 from liftenvelope.jetstream import JetStream, StreamConfig
+from liftenvelope.spark import _topics, _writing
 from liftenvelope.spark._broker import SourceBroker, read_span
 from liftenvelope.spark._options import SourceOptions, sink_options, source_options
 from liftenvelope.spark._planning import Extents, Span
@@ -376,6 +378,89 @@ class TestServerRestarts:
                 source.latest(start, limited=False)
             assert time.monotonic() - begun >= 0.5
             source.close()
+
+
+class Topics:
+    """Streams to write to by the column ``topic``."""
+
+    def __init__(self, where: str, name: str, cluster: LiftbridgeCluster | None) -> None:
+        self.where = where
+        self.names = [f"{name}-{i}" for i in range(4)]
+        self.format = "jetstream" if cluster is None else "liftbridge"
+        self.sink = sink_options(self.format, {"servers": where}, streaming=False)
+        for one in self.names:
+            if cluster is None:
+                make_stream(where, one)
+            else:
+                cluster.create_stream(one)
+
+    def rows(self, numbers: Sequence[int], names: Sequence[str] | None = None) -> pa.RecordBatch:
+        topics = [self.names[i % 4] for i in numbers] if names is None else list(names)
+        columns = {"value": [str(i) for i in numbers], "topic": topics}
+        return pa.record_batch({**columns, "subject": [f"{topic}.x" for topic in topics]})
+
+    def stored(self, name: str) -> list[int]:
+        found = bulk.read(self.where, name, columns=["value"]).read_all()["value"].to_pylist()
+        return [int(value) for value in found]
+
+
+@pytest.fixture(params=["jetstream", "liftbridge"])
+def topics(request: pytest.FixtureRequest, url: str, name: str) -> Topics:
+    if request.param == "jetstream":
+        return Topics(url, name, None)
+    cluster: LiftbridgeCluster = request.getfixturevalue("liftbridge_server")
+    return Topics(cluster.addresses[0], name, cluster)
+
+
+class TestTopics:
+    def opened(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Names of the streams that a task connects for."""
+        found = []
+
+        def make(source: Any, stream: str, **given: Any) -> TableWrite:
+            found.append(stream)
+            return TableWrite(source, stream, **given)
+
+        monkeypatch.setattr(_writing, "TableWrite", make)
+        return found
+
+    def test_each_stream_has_one_connection(self, topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+        opened = self.opened(monkeypatch)
+        batches = [topics.rows(range(first, first + 40)) for first in range(0, 200, 40)]
+        assert write_task(topics.sink, batches, None) == TaskWritten(200, 490, 0)
+        assert opened == topics.names
+        for i, name in enumerate(topics.names):
+            assert topics.stored(name) == list(range(i, 200, 4))
+
+    def test_open_connections_are_limited(self, topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+        opened = self.opened(monkeypatch)
+        monkeypatch.setattr(_topics, "_OPEN", 2)
+        batches = [topics.rows(range(first, first + 8)) for first in range(0, 24, 8)]
+        assert write_task(topics.sink, batches, None).rows == 24
+        # Two per batch were open already.
+        assert len(opened) == 4 + 2 + 2
+        for i, name in enumerate(topics.names):
+            assert topics.stored(name) == list(range(i, 24, 4))
+
+    def test_idle_connections_are_closed(self, topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+        opened = self.opened(monkeypatch)
+        monkeypatch.setattr(_topics, "_IDLE", 0.0)
+        assert write_task(topics.sink, [topics.rows(range(4)), topics.rows(range(4, 8))], None).rows == 8
+        assert opened == topics.names * 2
+        assert topics.stored(topics.names[1]) == [1, 5]
+
+    def test_rows_of_other_streams_are_stored_when_one_fails(self, topics: Topics, name: str) -> None:
+        first, second, *_ = topics.names
+        nowhere = f"{name}-none"
+        batches = [
+            topics.rows(range(8)),
+            topics.rows(range(8, 11), [first, nowhere, second]),
+            topics.rows(range(11, 12)),
+        ]
+        with pytest.raises((StreamNotFoundError, NoSuchStreamError), match=nowhere):
+            write_task(topics.sink, batches, None)
+        assert topics.stored(first) == [0, 4, 8]
+        assert topics.stored(second) == [1, 5, 10]
 
 
 class TestSinks:
