@@ -1,4 +1,6 @@
-"""Tables for notebooks and short reprs. Text is escaped, and every table and repr is bounded.
+"""What a user sees of results: tables for notebooks, short reprs, and the words of publish summaries.
+
+Text is escaped, and every table and repr is bounded.
 
 IPython and Jupyter call ``_repr_html_`` of the last value of a cell. Classes return :func:`html_table` or
 :func:`html_fields` from it. Values may come from a peer, so names can be hostile and collections long.
@@ -6,18 +8,32 @@ IPython and Jupyter call ``_repr_html_`` of the last value of a cell. Classes re
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import MISSING, Field, fields, is_dataclass
 from datetime import datetime
 from enum import Enum
 from html import escape
 from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeGuard
+from typing import TYPE_CHECKING, Final, Protocol, TypeGuard, TypeVar
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["MAX_ROWS", "MAX_TEXT", "changed_fields", "html_fields", "html_outcomes", "html_table", "short"]
+__all__ = [
+    "MAX_ROWS",
+    "MAX_TEXT",
+    "Outcomes",
+    "changed_fields",
+    "html_fields",
+    "html_outcomes",
+    "html_table",
+    "raise_failures",
+    "short",
+    "warn_renamed",
+]
+
+_E_co = TypeVar("_E_co", bound=Exception, covariant=True)
 
 #: Rows of a table in a notebook. A last row counts the rest.
 MAX_ROWS: Final = 50
@@ -157,3 +173,64 @@ def _cut(text: str, *, more: str = "") -> str:
 def _html(value: object) -> str:
     # A lone surrogate, which UTF-8 cannot encode, would make the whole notebook unreadable.
     return escape(short(value).encode("utf-8", "backslashreplace").decode())
+
+
+# Summaries
+
+
+class Outcomes(Protocol[_E_co]):
+    """Outcomes of the messages of a ``publish_many``, which :class:`PublishSummary` implements.
+
+    A summary has errors, and an error may carry a summary: this protocol keeps the modules of both apart.
+    """
+
+    @property
+    def acked(self) -> int:
+        """Number of messages that are stored."""
+        ...
+
+    @property
+    def failures(self) -> Mapping[int, _E_co]:
+        """Errors of the other messages by their index in the input, in ascending order."""
+        ...
+
+    @property
+    def offsets(self) -> Mapping[int, tuple[int, int]]:
+        """First and last offset of the stored messages, by partition."""
+        ...
+
+    @property
+    def ok(self) -> bool:
+        """True if every message is stored."""
+        ...
+
+    def raise_for_failures(self) -> None:
+        """Raise an ExceptionGroup of the failures, if there are any."""
+        ...
+
+
+def raise_failures(failures: Mapping[int, Exception], size: int) -> None:
+    """Raise the failures of a batch, if any.
+
+    Args:
+        failures: Errors by message index.
+        size: Number of messages in the batch.
+
+    Raises:
+        ExceptionGroup: All failures, ordered by index. A note on each error names its index.
+    """
+    if failures:
+        text = f"{len(failures)} of {size} messages failed"
+        raise ExceptionGroup(text, [_noted(error, index) for index, error in sorted(failures.items())])
+
+
+def _noted(error: Exception, index: int) -> Exception:
+    note = f"message {index} of the batch"
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+    return error
+
+
+def warn_renamed(owner: str, old: str, new: str) -> None:
+    """Warn the caller of a renamed property. The next version drops the old name."""
+    warnings.warn(f"{owner}.{old} is deprecated: use {owner}.{new}", DeprecationWarning, stacklevel=3)

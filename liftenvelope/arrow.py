@@ -16,13 +16,22 @@ columns with 64-bit offsets, a ``binary`` array gives columns with 32-bit offset
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from liftenvelope._arrow_rows import (
+    LARGE,
+    MAX_CHUNK,
+    SMALL,
+    VIEWS,
+    column_of,
+    header_column_of,
+    offsets_of,
+    whole,
+)
 from liftenvelope._checks import (
     as_bytes,
     as_choice,
-    as_int64,
     as_list,
     as_names,
     as_optional_text,
@@ -32,7 +41,7 @@ from liftenvelope._checks import (
 from liftenvelope._native import batch
 from liftenvelope._native.payloads import read_stored
 from liftenvelope.envelope import unmarshal_ack, unmarshal_message
-from liftenvelope.errors import EnvelopeError, InternalError, UsageError, UsageTypeError
+from liftenvelope.errors import EnvelopeError, InternalError, UsageTypeError
 from liftenvelope.types import AckPolicy, as_request_policy
 
 if TYPE_CHECKING:
@@ -54,10 +63,6 @@ __all__ = [
 
 OnError: TypeAlias = Literal["raise", "null", "raw"]
 
-_MAX_CHUNK = 2**31 - 1
-_LARGE = (pa.large_binary(), pa.large_string())
-_SMALL = (pa.binary(), pa.string())
-_VIEWS = (pa.binary_view(), pa.string_view())
 
 #: Column names of :func:`decode_batch`.
 MESSAGE_FIELDS = (
@@ -172,7 +177,7 @@ def encode_batch(
     chunks: list[pa.BinaryArray] = []
     start = 0
     while start < envelopes.length or not chunks:
-        stop, size = envelopes.reach(start, _MAX_CHUNK)
+        stop, size = envelopes.reach(start, MAX_CHUNK)
         chunks.append(_binary_array(envelopes, start, stop, size))
         start = stop
     chunked = len(chunks) > 1 or isinstance(values, pa.ChunkedArray)
@@ -191,16 +196,16 @@ def encoded_columns(
     crc: bool = False,
 ) -> batch.Envelopes:
     """Check and measure a batch for :func:`encode_batch`, without encoding it yet."""
-    rows = _column(values, "values")
+    rows = column_of(values, "values")
     inbox = as_optional_text("ack_inbox", ack_inbox).encode()
     return batch.Envelopes(
         rows,
-        None if keys is None else _column(keys, "keys"),
-        None if headers is None else _header_column(headers),
+        None if keys is None else column_of(keys, "keys"),
+        None if headers is None else header_column_of(headers),
         batch.Column.same(inbox, rows.length) if inbox else None,
-        None if correlation_ids is None else _column(correlation_ids, "correlation_ids", text=True),
+        None if correlation_ids is None else column_of(correlation_ids, "correlation_ids", text=True),
         int(as_request_policy("ack_policy", ack_policy)),
-        _offsets(expected_offsets, rows.length),
+        offsets_of(expected_offsets, rows.length),
         crc,
     )
 
@@ -234,9 +239,9 @@ def request_columns(
     """
     return batch.Requests(
         as_text("stream", stream).encode(),
-        _column(values, "values"),
-        None if keys is None else _column(keys, "keys"),
-        None if headers is None else _header_column(headers),
+        column_of(values, "values"),
+        None if keys is None else column_of(keys, "keys"),
+        None if headers is None else header_column_of(headers),
         partitions,
         policy,
         ident.encode(),
@@ -250,94 +255,6 @@ def _binary_array(envelopes: batch.Envelopes, start: int, stop: int, size: int) 
     offsets, data, validity = (pa.allocate_buffer(n) for n in ((rows + 1) * 4, size, (rows + 7) // 8))
     nulls = envelopes.write(start, stop, offsets, data, validity)
     return pa.Array.from_buffers(pa.binary(), rows, [validity if nulls else None, offsets, data], nulls)
-
-
-def _column(rows: Any, name: str, *, text: bool = False) -> batch.Column:
-    """Convert rows in any accepted form to a column of the batch codec."""
-    if isinstance(rows, pa.ChunkedArray):
-        rows = _whole(rows)
-    if isinstance(rows, pa.Array):
-        return _arrow_column(rows, name)
-    return batch.Column.of_sequence(_iterable(rows, name), name, text)
-
-
-def _iterable(rows: Any, name: str) -> Iterable[Any]:
-    single = isinstance(rows, str | bytes | bytearray | memoryview | Mapping)
-    if single or not isinstance(rows, Iterable):
-        kind = type(rows).__name__
-        raise UsageTypeError(f"{name} must be an Arrow array or an iterable of rows, got {kind}")
-    return rows
-
-
-def _whole(chunks: pa.ChunkedArray) -> pa.Array:
-    if chunks.num_chunks == 1:
-        return chunks.chunk(0)
-    _checked(chunks)
-    if chunks.type in _SMALL and chunks.nbytes > _MAX_CHUNK:
-        chunks = chunks.cast(pa.large_binary())
-    return chunks.combine_chunks()
-
-
-def _checked(rows: Any, *, full: bool = False) -> Any:
-    """Validate an array before passing it to Arrow's own functions, which trust their input; return it."""
-    try:
-        rows.validate(full=full)
-    except pa.ArrowInvalid as exc:
-        raise UsageError(f"the Arrow array is broken: {exc}") from exc
-    return rows
-
-
-def _arrow_column(rows: pa.Array, name: str) -> batch.Column:
-    if isinstance(rows, pa.DictionaryArray):
-        rows = _checked(rows, full=True).dictionary_decode()
-    if pa.types.is_fixed_size_binary(rows.type):
-        rows = _checked(rows).cast(pa.large_binary())
-    kind, buffers = rows.type, rows.buffers()
-    if pa.types.is_null(kind):
-        return batch.Column.of_sequence([None] * len(rows), name, False)
-    if kind in _SMALL or kind in _LARGE:
-        validity, offsets, data = buffers
-        return batch.Column.of_binary(len(rows), rows.offset, validity, offsets, data, kind in _LARGE)
-    if kind in _VIEWS:
-        return batch.Column.of_views(len(rows), rows.offset, buffers[0], buffers[1], buffers[2:])
-    raise UsageTypeError(f"{name} must be an Arrow array of binary or string, got {kind}")
-
-
-def _header_column(rows: Any) -> batch.HeaderColumn:
-    if isinstance(rows, pa.ChunkedArray):
-        rows = _whole(rows)
-    if not isinstance(rows, pa.Array):
-        return batch.HeaderColumn.of_sequence(_iterable(rows, "headers"))
-    if pa.types.is_null(rows.type):
-        return batch.HeaderColumn.of_sequence([None] * len(rows))
-    if not pa.types.is_map(rows.type):
-        raise UsageTypeError(f"headers must be an Arrow array of map<string, binary>, got {rows.type}")
-    names, values = _arrow_column(rows.keys, "header names"), _arrow_column(rows.items, "header values")
-    validity, offsets = rows.buffers()[:2]
-    return batch.HeaderColumn.of_map(len(rows), rows.offset, validity, offsets, names, values)
-
-
-def _offsets(expected: Any, rows: int) -> int | memoryview:
-    """Return a single integer, or the buffer of one integer per row."""
-    if not isinstance(expected, pa.Array | pa.ChunkedArray | Iterable):
-        return as_int64("expected_offsets", expected)
-    array = _whole(expected) if isinstance(expected, pa.ChunkedArray) else expected
-    if not isinstance(array, pa.Array):
-        numbers = [_expected_offset(i, number) for i, number in enumerate(array)]
-        array = pa.array(numbers, pa.int64())
-    if not pa.types.is_integer(array.type) and not pa.types.is_null(array.type):
-        raise UsageTypeError(f"expected_offsets must be integers, got {array.type}")
-    if len(array) != rows:
-        raise UsageError(f"expected_offsets must have as many rows as values, {rows}, got {len(array)}")
-    try:
-        array = _checked(array).cast(pa.int64()).fill_null(-1)
-    except pa.ArrowInvalid as exc:
-        raise UsageError(f"expected_offsets must fit in 64 bits: {exc}") from exc
-    return memoryview(array.buffers()[1] or b"").cast("B")[array.offset * 8 :]
-
-
-def _expected_offset(row: int, number: Any) -> int:
-    return -1 if number is None else as_int64(f"expected_offsets[{row}]", number)
 
 
 def decode_batch(
@@ -379,7 +296,7 @@ def decode_batch(
     names = as_names("fields", fields, MESSAGE_FIELDS)
     as_choice("on_error", on_error, ("raise", "null", "raw"))
     as_choice("binary_view", binary_view, (False, True))
-    if binary_view and (kind := getattr(array, "type", type(array).__name__)) not in _SMALL + _LARGE:
+    if binary_view and (kind := getattr(array, "type", type(array).__name__)) not in SMALL + LARGE:
         raise UsageTypeError(f"array must be an Arrow array of binary with binary_view=True, got {kind}")
     rows, large = _rows(array)
     decoded = batch.MessageColumns(rows, large, on_error == "raw", pa.allocate_buffer, binary_view, names)
@@ -478,10 +395,10 @@ def _stored_column(columns: Mapping[str, Any], field: pa.Field, rows: int) -> pa
 
 def _rows(array: Any) -> tuple[Any, bool]:
     if isinstance(array, pa.ChunkedArray):
-        array = _whole(array)
-    large = isinstance(array, pa.Array) and (array.type in _LARGE or array.type in _VIEWS)
-    column = _column(array, "array")
-    return column, large or column.nbytes > _MAX_CHUNK
+        array = whole(array)
+    large = isinstance(array, pa.Array) and (array.type in LARGE or array.type in VIEWS)
+    column = column_of(array, "array")
+    return column, large or column.nbytes > MAX_CHUNK
 
 
 def _errors(rows: Any, bad: list[int], reader: Callable[[bytes], Any], on_error: OnError) -> pa.Array:
@@ -507,7 +424,7 @@ def _fault(reader: Callable[[bytes], Any], row: bytes) -> EnvelopeError:
 
 def _texts(buffers: tuple[Any, ...], kind: pa.DataType, large: bool) -> pa.Array:
     rows, nulls, *parts = buffers
-    if large and kind not in _VIEWS:
+    if large and kind not in VIEWS:
         kind = pa.large_binary() if pa.types.is_binary(kind) else pa.large_string()
     return pa.Array.from_buffers(kind, rows, [_optional(part) for part in parts], nulls)
 

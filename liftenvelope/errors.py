@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from liftenvelope._summaries import Outcomes
+    from liftenvelope._showing import Outcomes
     from liftenvelope.envelope import Ack
 
 __all__ = [

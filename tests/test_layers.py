@@ -19,13 +19,14 @@ CYTHON = sorted((ROOT / "src").glob("*.p[yx][xdi]"))
 
 #: A module may import those above its line; those in one line may not import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_backoff", "_showing", "_summaries", "_version", "_wire"),
+    ("_backoff", "_showing", "_version", "_wire"),
     ("errors",),
     ("_checks", "_deadlines", "_secrets"),
     ("_logs",),
     ("types",),
     ("_native",),
     ("envelope",),
+    ("_arrow_rows",),
     ("arrow", "partition"),
     ("payload",),
     ("correlation",),
@@ -91,7 +92,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "client": (
         ("_events", "_feed", "_forwarding", "_recent"),
-        ("positions", "publish_codec", "publish_summary", "retries"),
+        ("positions", "publish_codec", "_publish_summary", "retries"),
         ("_event_log", "_portal", "failures"),
         ("metadata",),
         ("options", "partition_read"),
@@ -100,7 +101,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("_health", "_streams", "cursor_names"),
         ("_cursors", "publish_checks"),
         ("_reading", "_sending"),
-        ("_parts", "activity", "publish_many"),
+        ("_parts", "activity", "_publish_many"),
         ("_consuming", "_publishing"),
         ("client",),
         ("binding",),
@@ -147,7 +148,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("errors", "idle", "narrowing", "observing", "ranges"),
         ("access",),
         ("_engine",),
-        ("_notebook", "_progress_bar", "outgoing"),
+        ("_notebook", "_progress_bar", "_outgoing"),
         ("_jetstream", "_liftbridge"),
         ("listing", "sources"),
         ("_writes",),
@@ -219,7 +220,7 @@ ENTRIES = {
 }
 #: Sans-io: no event loop, no socket, no clock, no thread.
 #: A ``Deadline`` reads the clock, so that shells need not.
-SANS_IO = {"errors", "types", "envelope", "arrow", "correlation", "partition", "payload"} | {
+SANS_IO = {"errors", "types", "envelope", "_arrow_rows", "arrow", "correlation", "partition", "payload"} | {
     name for name in RANK if name.startswith("_")
 }
 SANS_IO -= {"_deadlines", "_pb", "__init__", "__main__"}

@@ -3,6 +3,7 @@
 from liftenvelope.bulk._archive.archiving import Archived, to_parquet
 from liftenvelope.bulk._archive.restoring import Restored, restore
 from liftenvelope.bulk._notebook import load_ipython_extension
+from liftenvelope.bulk._outgoing import Written
 from liftenvelope.bulk._progress_bar import ProgressBar
 from liftenvelope.bulk._reads.dead_letter import DeadLetter
 from liftenvelope.bulk._reads.payload import OnBad
@@ -27,7 +28,6 @@ from liftenvelope.bulk.errors import (
     TableSchemaError,
     WriteFailedError,
 )
-from liftenvelope.bulk.outgoing import Written
 from liftenvelope.bulk.ranges import Gap, Progress
 from liftenvelope.bulk.tables import (
     TableOptions,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from liftenvelope._checks import as_choice, as_count, as_full_text, check_calls
 from liftenvelope.bulk._jetstream.source import JetStreamSource
+from liftenvelope.bulk._outgoing import Written, batches_of, open_rows, published
 from liftenvelope.bulk._writes.jetstream import MODES, JetStreamWrite, WriteMode
 from liftenvelope.bulk._writes.liftbridge import LiftbridgeWrite
 from liftenvelope.bulk._writes.payload import PACK_BYTES, PACK_ROWS, PackLimits, open_encoded
@@ -14,7 +15,6 @@ from liftenvelope.bulk._writes.placing import Placing, byte_column
 from liftenvelope.bulk.access import Access, ServerKind, Source, Target, find_target
 from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.bulk.observing import observed, observed_rows
-from liftenvelope.bulk.outgoing import Written, batches_of, open_rows, published
 from liftenvelope.bulk.ranges import OnProgress, Progress
 from liftenvelope.client.binding import options_of
 from liftenvelope.client.blocking import BlockingClient, connect_blocking

@@ -25,6 +25,8 @@ from liftenvelope.client._events import (
     SubscriptionResumed,
 )
 from liftenvelope.client._health import HealthStatus
+from liftenvelope.client._publish_many import OutgoingMessage, PublishMany
+from liftenvelope.client._publish_summary import PublishSummary
 from liftenvelope.client._reading.merged import MergedSubscription
 from liftenvelope.client._reading.subscription import Subscription
 from liftenvelope.client._streams import MAX_REPLICATION
@@ -51,8 +53,6 @@ from liftenvelope.client.metadata import (
     StreamInfo,
 )
 from liftenvelope.client.positions import Cursor, Timestamp
-from liftenvelope.client.publish_many import OutgoingMessage, PublishMany
-from liftenvelope.client.publish_summary import PublishSummary
 
 __all__ = [
     "MAX_REPLICATION",

@@ -15,6 +15,7 @@ from liftenvelope._checks import (
 )
 from liftenvelope._deadlines import Deadline, ack_timeout
 from liftenvelope._pb import api_pb2
+from liftenvelope.client._publish_many import Messages, Plan, PublishMany
 from liftenvelope.client._sending.in_flight import Entry, Outcome
 from liftenvelope.client._sending.publish_message import SingleMessage
 from liftenvelope.client._sending.publish_stream import PublishStreams
@@ -28,7 +29,6 @@ from liftenvelope.client.publish_checks import (
     check_size,
 )
 from liftenvelope.client.publish_codec import policy_of
-from liftenvelope.client.publish_many import Messages, Plan, PublishMany
 from liftenvelope.envelope import Ack, AckPolicy
 from liftenvelope.errors import (
     AckTimeoutError,

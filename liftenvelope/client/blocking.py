@@ -28,8 +28,8 @@ from liftenvelope.envelope import Ack, AckPolicy
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from liftenvelope.client.publish_many import Item
-    from liftenvelope.client.publish_summary import PublishSummary
+    from liftenvelope.client._publish_many import Item
+    from liftenvelope.client._publish_summary import PublishSummary
     from liftenvelope.partition import PartitionChoice, Partitioner
 
 __all__ = [

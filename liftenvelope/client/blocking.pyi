@@ -13,13 +13,13 @@ from liftenvelope.client._consuming.checkpointer import _T
 from liftenvelope.client._consuming.options import PartitionsCallback
 from liftenvelope.client._events import EventHandler
 from liftenvelope.client._health import HealthStatus
+from liftenvelope.client._publish_many import Item
+from liftenvelope.client._publish_summary import PublishSummary
 from liftenvelope.client.activity import Activity, ActivityEvent
 from liftenvelope.client.binding import Blocking, BlockingReader
 from liftenvelope.client.metadata import Metadata, PartitionInfo
 from liftenvelope.client.options import BrokerSelection
 from liftenvelope.client.positions import Start, Stop
-from liftenvelope.client.publish_many import Item
-from liftenvelope.client.publish_summary import PublishSummary
 from liftenvelope.envelope import Ack, AckPolicy, Message
 from liftenvelope.partition import PartitionChoice, Partitioner
 from liftenvelope.payload import PayloadChoice

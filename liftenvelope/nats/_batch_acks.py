@@ -8,8 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from time import monotonic
 from typing import Any, Final
 
-from liftenvelope._showing import html_outcomes
-from liftenvelope._summaries import raise_failures
+from liftenvelope._showing import html_outcomes, raise_failures
 from liftenvelope.envelope import Ack
 from liftenvelope.errors import publish_error
 from liftenvelope.types import AckError

@@ -10,8 +10,8 @@ import pytest
 from nats.aio.client import Client as NatsClient
 
 from liftenvelope.client import Client
+from liftenvelope.client._publish_many import OutgoingMessage
 from liftenvelope.client.positions import Timestamp
-from liftenvelope.client.publish_many import OutgoingMessage
 from liftenvelope.envelope import AckPolicy, unmarshal_ack
 from liftenvelope.errors import (
     AckTimeoutError,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from liftenvelope import arrow
+from liftenvelope import _arrow_rows, arrow
 from liftenvelope._checks import storable_headers
 from liftenvelope._native import _fastbatch
 from liftenvelope.envelope import (
@@ -41,11 +41,13 @@ int32s = st.integers(-(2**31), 2**31 - 1) | st.integers(-1, 3)
 def twin(module: ModuleType) -> Iterator[None]:
     """liftenvelope.arrow on one of the twins."""
     used = vars(arrow)["batch"]
-    vars(arrow)["batch"] = module
+    for user in (arrow, _arrow_rows):
+        vars(user)["batch"] = module
     try:
         yield
     finally:
-        vars(arrow)["batch"] = used
+        for user in (arrow, _arrow_rows):
+            vars(user)["batch"] = used
 
 
 def outcome(call: Callable[[], Any]) -> Any:

@@ -10,7 +10,7 @@ import pytest
 
 from liftenvelope import errors
 from liftenvelope._checks import about
-from liftenvelope.client.publish_summary import PublishSummary
+from liftenvelope.client._publish_summary import PublishSummary
 from liftenvelope.envelope import Ack, new_message, unmarshal_message
 from liftenvelope.errors import (
     AckTimeoutError,

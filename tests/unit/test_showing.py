@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from liftenvelope import bulk
 from liftenvelope._showing import MAX_ROWS, MAX_TEXT, html_table, short
+from liftenvelope.client._publish_summary import PublishSummary
 from liftenvelope.client.metadata import BrokerInfo, GroupInfo, Metadata, PartitionInfo, StreamInfo
-from liftenvelope.client.publish_summary import PublishSummary
 from liftenvelope.errors import AckTimeoutError
 from liftenvelope.group import GroupInfo as NatsGroupInfo
 from liftenvelope.group import MemberInfo, TopicPartition

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from liftenvelope.bulk import Written
-from liftenvelope.client.publish_summary import PublishSummary
+from liftenvelope.client._publish_summary import PublishSummary
 from liftenvelope.errors import AckTimeoutError, LiftEnvelopeError, PublishError
 from liftenvelope.nats._batch_acks import BatchSummary
 

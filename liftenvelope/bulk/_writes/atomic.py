@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope import _native
+from liftenvelope.bulk._outgoing import Written
 from liftenvelope.bulk._writes.publisher import MOST_BYTES, PIECE, RowPublisher, WriteLink
-from liftenvelope.bulk.outgoing import Written
 from liftenvelope.errors import JetStreamError, TransportError
 from liftenvelope.jetstream.publish_frames import PubAck
 

@@ -11,9 +11,9 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope import _native
+from liftenvelope.bulk._outgoing import Written
 from liftenvelope.bulk._writes.fast_batch import FLOW, FastBatch
 from liftenvelope.bulk._writes.publisher import MOST_BYTES, PIECE, RowPublisher, WriteLink
-from liftenvelope.bulk.outgoing import Written
 from liftenvelope.errors import JetStreamError, TransportError
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, get_args
 
+from liftenvelope.bulk._outgoing import Written
 from liftenvelope.bulk._writes.atomic import BATCH_ROWS, AtomicPublisher
 from liftenvelope.bulk._writes.fast_ingest import FastPublisher
 from liftenvelope.bulk._writes.pipelined import PipelinedPublisher
 from liftenvelope.bulk._writes.portions import Portion, Portions, regrouped
 from liftenvelope.bulk._writes.publisher import RowPublisher, WriteLink
 from liftenvelope.bulk.errors import WriteFailedError
-from liftenvelope.bulk.outgoing import Written
 from liftenvelope.errors import LiftEnvelopeError, PermissionDeniedError, UsageError
 
 if TYPE_CHECKING:

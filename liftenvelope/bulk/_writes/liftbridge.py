@@ -15,10 +15,10 @@ from liftenvelope._checks import as_count, require
 from liftenvelope.arrow import request_columns
 from liftenvelope.bulk._engine.event_log import log
 from liftenvelope.bulk._liftbridge.brokers import Brokers
+from liftenvelope.bulk._outgoing import Written
 from liftenvelope.bulk._writes.placing import Placing, byte_column
 from liftenvelope.bulk._writes.publish_lane import PublishLane
 from liftenvelope.bulk.errors import WriteFailedError
-from liftenvelope.bulk.outgoing import Written
 from liftenvelope.client.publish_checks import check_published_stream
 from liftenvelope.errors import (
     CallTimeoutError,

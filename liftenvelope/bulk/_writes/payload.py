@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from liftenvelope._checks import as_count
 from liftenvelope.bulk._engine.schema import COLUMNS, ENVELOPE_COLUMNS
+from liftenvelope.bulk._outgoing import reader_of, valid
 from liftenvelope.bulk._writes.portions import regrouped
-from liftenvelope.bulk.outgoing import reader_of, valid
 from liftenvelope.errors import UsageError
 from liftenvelope.payload import PayloadEncoder, PayloadFormat
 

@@ -6,9 +6,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope import _native
+from liftenvelope.bulk._outgoing import Written
 from liftenvelope.bulk._writes.publisher import MOST_BYTES, PIECE, RowPublisher, WriteLink
 from liftenvelope.bulk.errors import WriteFailedError
-from liftenvelope.bulk.outgoing import Written
 from liftenvelope.jetstream.publish_frames import PubAck
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from liftenvelope.bulk._jetstream.frame import Frame
     from liftenvelope.bulk._jetstream.nats_socket import NatsSocket
     from liftenvelope.bulk._jetstream.source import JetStreamSource
+    from liftenvelope.bulk._outgoing import Written
     from liftenvelope.bulk._writes.portions import Portion
-    from liftenvelope.bulk.outgoing import Written
 
 __all__ = ["MOST_BYTES", "NO_RESPONDERS", "PIECE", "RowPublisher", "RowTooLongError", "WriteLink"]
 

@@ -11,7 +11,7 @@ import pytest
 
 import liftenvelope
 from liftenvelope.client import Client
-from liftenvelope.client.publish_many import PublishMany
+from liftenvelope.client._publish_many import PublishMany
 from liftenvelope.errors import AckTimeoutError, TransportError
 from liftenvelope.testing import FaultProxy, LiftbridgeCluster, run_liftbridge
 from tests.integration.conftest import until

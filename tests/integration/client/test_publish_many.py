@@ -13,7 +13,7 @@ import pytest
 
 import liftenvelope
 from liftenvelope.client import Client
-from liftenvelope.client.publish_many import Item, OutgoingMessage
+from liftenvelope.client._publish_many import Item, OutgoingMessage
 from liftenvelope.envelope import AckPolicy, Message
 from liftenvelope.errors import (
     AckTimeoutError,

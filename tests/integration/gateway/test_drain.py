@@ -16,7 +16,7 @@ import pytest
 
 import liftenvelope
 from liftenvelope._pb import api_pb2
-from liftenvelope.client.publish_summary import PublishSummary
+from liftenvelope.client._publish_summary import PublishSummary
 from liftenvelope.envelope import new_message, unmarshal_ack
 from liftenvelope.errors import AckTimeoutError, TransportError
 from liftenvelope.gateway import Gateway

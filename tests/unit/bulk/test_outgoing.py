@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from liftenvelope.bulk.outgoing import batches_of, open_rows, published
+from liftenvelope.bulk._outgoing import batches_of, open_rows, published
 from liftenvelope.errors import UsageError, UsageTypeError
 from tests.unit.broken_arrow import with_more_rows
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from liftenvelope.client import connect
+from liftenvelope.client._publish_many import OutgoingMessage
+from liftenvelope.client._publish_summary import PublishSummary
 from liftenvelope.client.client import Client
-from liftenvelope.client.publish_many import OutgoingMessage
-from liftenvelope.client.publish_summary import PublishSummary
 from liftenvelope.errors import (
     AckTimeoutError,
     EnvelopeTooLargeError,

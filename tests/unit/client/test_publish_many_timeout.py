@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from liftenvelope._deadlines import Deadline
+from liftenvelope.client._publish_many import OutgoingMessage, PublishMany
 from liftenvelope.client._sending.publish_stream import PublishStreams
 from liftenvelope.client.client import Client
-from liftenvelope.client.publish_many import OutgoingMessage, PublishMany
 from liftenvelope.errors import CallTimeoutError
 from tests.unit.scripted_broker import client_of, scripted
 

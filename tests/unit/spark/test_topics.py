@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from liftenvelope.bulk import WriteFailedError
-from liftenvelope.bulk.outgoing import Written
+from liftenvelope.bulk._outgoing import Written
 from liftenvelope.bulk.writing import TableWrite
 from liftenvelope.spark._topics import TopicWrites
 

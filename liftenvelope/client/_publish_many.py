@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 from liftenvelope._checks import as_bytes, as_choice, as_count, as_flag
 from liftenvelope._deadlines import Deadline
+from liftenvelope.client._publish_summary import PublishSummary
 from liftenvelope.client._sending.in_flight import Entry, Outcome
 from liftenvelope.client._sending.lane import Lane
 from liftenvelope.client._sending.publish_stream import MAX_WAITING_BYTES, PublishStreams
@@ -24,7 +25,6 @@ from liftenvelope.client.core import check_partition
 from liftenvelope.client.failures import no_such_partition
 from liftenvelope.client.publish_checks import check_headers, check_size
 from liftenvelope.client.publish_codec import publish_request
-from liftenvelope.client.publish_summary import PublishSummary
 from liftenvelope.envelope import Ack, AckPolicy, Message
 from liftenvelope.errors import (
     LiftEnvelopeError,

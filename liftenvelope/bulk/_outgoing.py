@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from liftenvelope._showing import changed_fields, html_outcomes
-from liftenvelope._summaries import warn_renamed
+from liftenvelope._showing import changed_fields, html_outcomes, warn_renamed
 from liftenvelope.bulk._engine.schema import COLUMNS, ENVELOPE_COLUMNS
 from liftenvelope.errors import UsageError, UsageTypeError
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from liftenvelope._showing import html_outcomes, short
-from liftenvelope._summaries import raise_failures, warn_renamed
+from liftenvelope._showing import html_outcomes, raise_failures, short, warn_renamed
 
 if TYPE_CHECKING:
     from liftenvelope.errors import LiftEnvelopeError
