@@ -123,8 +123,7 @@ def _idle_of(settings: ConnectionSettings) -> IdleConnections:
 
 
 def _with_tls(access: Access, tls: ssl.SSLContext | bool | None) -> Access:
-    values = {name: getattr(access, name) for name in access.__dataclass_fields__}
-    return Access(**{**values, "tls": tls})
+    return replace(access, tls=tls)
 
 
 def read_connection(format_: str, words: Words) -> ConnectionSettings:

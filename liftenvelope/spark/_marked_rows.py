@@ -11,6 +11,7 @@ from liftenvelope._checks import require
 from liftenvelope.bulk.writing import byte_column
 from liftenvelope.errors import UsageError
 from liftenvelope.spark._row_places import ROW_HEADER
+from liftenvelope.spark._schema import header_lists
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -117,17 +118,8 @@ def marked(batch: pa.RecordBatch, marks: Sequence[bytes]) -> pa.RecordBatch:
 
 def _entries(column: pa.MapArray) -> tuple[pa.Int64Array, pa.StringArray, pa.BinaryArray]:
     """Return row, name and value of each header that is not a mark."""
-    entries = pa.StructArray.from_arrays([column.keys, column.items], ["key", "value"])
-    lists = pa.Array.from_buffers(
-        pa.list_(entries.type),
-        len(column),
-        column.buffers()[:2],
-        column.null_count,
-        column.offset,
-        children=[entries],
-    )
+    lists = header_lists(column)
     rows = pc.list_parent_indices(lists)
     names, texts = lists.flatten().flatten()
-    names, texts = names.cast(pa.string()), texts.cast(pa.binary())
     kept = pc.not_equal(names, ROW_HEADER)
     return rows.filter(kept), names.filter(kept), texts.filter(kept)

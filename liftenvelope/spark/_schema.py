@@ -222,8 +222,13 @@ def _micros(column: pa.Array) -> pa.Array:
 
 
 def header_lists(column: pa.MapArray) -> pa.ListArray:
-    """Return a map column as a list of entries, as Spark's Kafka source has it, over the same buffers."""
-    entries = pa.StructArray.from_arrays([column.keys, column.items], fields=list(_HEADERS.value_type))
+    """Return a map column as a list of entries, as Spark's Kafka source has it.
+
+    Only names and values of other types than string and binary are copied.
+    """
+    kinds = list(_HEADERS.value_type)
+    columns = [part.cast(kind.type) for part, kind in zip((column.keys, column.items), kinds, strict=True)]
+    entries = pa.StructArray.from_arrays(columns, fields=kinds)
     return pa.Array.from_buffers(
         _HEADERS, len(column), column.buffers()[:2], column.null_count, column.offset, children=[entries]
     )

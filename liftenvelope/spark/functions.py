@@ -9,6 +9,7 @@ from liftenvelope._checks import require
 from liftenvelope.arrow import MESSAGE_FIELDS
 from liftenvelope.errors import UsageError
 from liftenvelope.spark._columns import (
+    ENVELOPE_TYPE,
     OnMalformed,
     checked_fields,
     decoded_structs,
@@ -118,14 +119,9 @@ def decode_envelopes(
 
 def _with_envelope(schema: Any, column: str, names: Sequence[str]) -> Any:
     from pyspark.sql import types
+    from pyspark.sql.pandas.types import from_arrow_type
 
-    kinds = {
-        "headers": types.MapType(types.StringType(), types.BinaryType()),
-        "ack_policy": types.IntegerType(),
-        "expected_offset": types.LongType(),
-    }
-    kinds |= dict.fromkeys(("key", "value"), types.BinaryType())
-    fields = [types.StructField(name, kinds.get(name, types.StringType())) for name in names]
+    fields = [types.StructField(name, from_arrow_type(ENVELOPE_TYPE.field(name).type)) for name in names]
     kept = [field for field in schema.fields if field.name != column]
     return types.StructType([*kept, types.StructField("envelope", types.StructType(fields))])
 
