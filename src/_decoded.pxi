@@ -33,7 +33,7 @@ cdef class MessageColumns:
     def __cinit__(self, Column rows not None, bint large, bint raw, allocate, bint views=False, fields=_ENVELOPE_FIELDS):
         cdef Py_ssize_t n = rows.length
         cdef bint enough
-        self.make_columns(n, rows.nbytes, large, allocate, views, fields, rows)
+        self.make_columns(rows, large, allocate, views, fields)
         self.valid, self.raw = _Bits(allocate, n), raw
         with nogil:
             enough = self.fill(&rows.rows, n)
@@ -43,9 +43,8 @@ cdef class MessageColumns:
             self.headers.require_room()
         self.bad = bad_rows(&rows.rows, n, self.valid)
 
-    cdef int make_columns(
-        self, Py_ssize_t n, Py_ssize_t most, bint large, allocate, bint views, fields, Column rows
-    ) except -1:
+    cdef int make_columns(self, Column rows, bint large, allocate, bint views, fields) except -1:
+        cdef Py_ssize_t n = rows.length, most = rows.nbytes
         if "value" in fields and views:
             self.views = _Views(allocate, n, rows.data())
         elif "value" in fields:

@@ -3,8 +3,8 @@
 nats-py reads from an ``asyncio.StreamReader`` in a task. The reader buffers the received bytes and wakes the
 task, which copies them out of the buffer, at most 32 KiB in each turn of the loop. A tap stands between the
 transport and the reader. It receives into one buffer and parses the bytes there, which saves the turns, the
-task switches and the copies. And no read of its own lives while messages are made, which would leave a gap in
-memory.
+task switches and the copies. No read is allocated, which would leave a gap in memory before the messages that
+are made of it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Taker(Protocol):
 
 
 def tappable(transport: Any) -> asyncio.Transport | None:
-    """Return asyncio's transport below one of nats-py if it can be tapped, as those for TCP and TLS."""
+    """Return the asyncio transport of a connection by TCP or TLS; None if it can't be tapped."""
     reader = getattr(transport, "_io_reader", None)
     if type(reader) is not asyncio.StreamReader or not all(hasattr(reader, name) for name in _PRIVATE):
         return None
