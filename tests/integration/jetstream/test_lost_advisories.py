@@ -84,13 +84,16 @@ async def test_gap_is_told_once_and_before_an_advisory_that_is_received_before_t
     with FaultProxy(jetstream_server.address) as proxy:
         nc = await connect(f"nats://{proxy.address}")
         async with JetStream(nc).advisories(name) as advisories:
+            noticed = asyncio.Event()
             with monkeypatch.context() as patch:
-                patch.setattr(advisories, "restored", lambda: None)
+                patch.setattr(advisories, "restored", noticed.set)
                 proxy.cut()
                 await until(lambda: nc.stats["reconnects"] == 1 and nc.is_connected)
                 await handled(nc)
                 await tell(js_nc, name, range(1, 2))
                 gap, *rest = await take(advisories, 2)
+                async with asyncio.timeout(60):
+                    await noticed.wait()  # a later notice would cancel the barrier that is awaited below
             assert gap == LostAdvisories()
             assert sequences(rest) == [1]
             advisories.restored()
