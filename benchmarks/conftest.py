@@ -7,8 +7,9 @@ measures.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
@@ -50,6 +51,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     wanted = file_path.match("bench_*.py") and not parent.session.isinitpath(file_path)
     return pytest.Module.from_parent(parent, path=file_path) if wanted else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Show what each benchmark found when it ends: all of them take most of an hour."""
+    rows = item.config.stash[_REPORT].rows
+    before = len(rows)
+    result = yield
+    terminal: Any = item.config.pluginmanager.get_plugin("terminalreporter")
+    for row in rows[before:]:
+        terminal.ensure_newline()
+        terminal.write_line(row.line())
+    return result
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -61,6 +61,11 @@ class Row:
             *wanted,
         )
 
+    def line(self) -> str:
+        """Return the row in one line, for a terminal."""
+        what, ours, peer, theirs, ratio, spread, *_ = self.cells()
+        return f"{what}: {ours}, {peer} {theirs}: {ratio} times as fast ({spread})"
+
     def _shown(self, seconds: float) -> str:
         if self.rate:
             return f"{1 / seconds:,.0f}/s"
