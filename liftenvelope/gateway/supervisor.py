@@ -254,10 +254,11 @@ class _Workers:
 
     async def _reload(self) -> None:
         notify_reloading()
+        told = [(slot, slot.process) for slot in self._slots]
         answers = await asyncio.gather(*(slot.tell("reload", _PATIENCE) for slot in self._slots))
-        for slot, answer in zip(self._slots, answers, strict=True):
-            # A worker that does not run reads the files when it starts.
-            if slot.process is not None and not answer:
+        for (slot, process), answer in zip(told, answers, strict=True):
+            # A worker that does not run, or has ended meanwhile, reads the files when it starts.
+            if process is not None and process.is_running and not answer:
                 text = "worker %d did not reload its certificates and policy within %.0f s"
                 _log.warning(text, slot.number, _PATIENCE, extra={"worker": slot.number})
         if self.is_told:

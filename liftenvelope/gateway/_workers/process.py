@@ -69,6 +69,11 @@ class WorkerProcess:
         """Id of the process."""
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """True until its answers have ended."""
+        return not self._reading.done()
+
     async def ask(self, do: str, timeout: float, **more: Any) -> Frame:
         """Send an order and return the answer.
 
@@ -84,7 +89,7 @@ class WorkerProcess:
         number = next(self._ids)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
-            if self._reading.done():
+            if not self.is_running:
                 raise TransportError("the worker has ended")
             self._send({"id": number, "do": do, **more})
             # Not wait_for: in Python 3.11 it swallows a cancellation that comes with the answer.

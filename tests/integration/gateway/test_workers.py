@@ -303,6 +303,20 @@ async def test_worker_that_does_not_reload_in_time_is_logged(
         await served.stopped()
 
 
+async def test_worker_that_ends_before_it_reloads_is_not_logged_as_late(
+    tmp_path: Path, jetstream_server: NatsServer
+) -> None:
+    async with program(tmp_path, "--nats", jetstream_server.url, *options(Certificates(tmp_path))) as served:
+        pid = served.worker_pid(2)
+        os.kill(pid, signal.SIGSTOP)
+        served.process.send_signal(signal.SIGHUP)
+        await until(lambda: served.log().count("reloaded the certificates") == 1)
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: "worker 2 has ended, and starts again" in served.log())
+        assert "did not reload" not in served.log()
+        await served.stopped()
+
+
 async def test_port_of_a_worker_that_is_taken_is_one_line(jetstream_server: NatsServer) -> None:
     port = two_ports()
     with socket.create_server(("127.0.0.1", port + 1)):
