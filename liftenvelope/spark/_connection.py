@@ -52,7 +52,11 @@ _NATS_NAMES: Final = {
     "inbox_prefix": "inboxPrefix",
 }
 #: Options by the fields of Access that errors name.
-_OPTIONS: Final = {**_NATS_NAMES, "max_message_bytes": "maxMessageBytes"}
+_OPTIONS: Final = {
+    **_NATS_NAMES,
+    "max_message_bytes": "maxMessageBytes",
+    "max_request_bytes": "maxRequestBytes",
+}
 #: Connection options of each format.
 CONNECTION_OPTIONS: Final = {
     "liftbridge": (*_SHARED, "maxMessageBytes"),
@@ -179,6 +183,7 @@ def _access(format_: str, words: Words) -> Access:
     }
     if format_ == "liftbridge":
         values["max_message_bytes"] = words.number("maxMessageBytes") or default.max_message_bytes
+        values["max_request_bytes"] = words.number("maxRequestBytes") or default.max_request_bytes
         values["read_isr_replica"] = words.truth("readISRReplica", default=False)
     else:
         values |= {name: words.text(option) for name, option in _NATS_NAMES.items()}

@@ -73,7 +73,7 @@ _SINK: Final = (
     "packBytes",
 )
 _SINKS: Final = {
-    "liftbridge": ("ackPolicy", "partitioner"),
+    "liftbridge": ("ackPolicy", "partitioner", "maxRequestBytes"),
     "jetstream": ("subject", "envelope"),
 }
 #: Options that Spark adds by itself.

@@ -44,7 +44,7 @@ def shown(words: str, text: str) -> str:
         ("stream ls", "9: raise max_listed of JetStream if there are so many", "9, {1} lists"),
         ("tail", "is 9: raise max_message_bytes (in Spark, maxMessageBytes)", "is 9, {1} reads"),
         ("publish", "9: raise max_request_bytes of connect() if the server accepts more", "9, {1} sends"),
-        ("write", "9: raise max_request_bytes of Access if the server accepts more", "9, {1} sends"),
+        ("write", "9: raise max_request_bytes of Access (in Spark, maxRequestBytes) if the server accepts more", "9, {1} sends"),
         ("read", "of 9 bytes; max_message_bytes is 8", "of 9 bytes; {1} reads is 8"),
         ("backup", "give a larger max_bytes.", "give a larger --max-bytes."),
         ("tail", "subscribe with resume=True, or wake it", "subscribe with --resume, or wake it"),

@@ -328,6 +328,8 @@ class TestSinks:
             ("jetstream", {"subject": "s.*"}, True, r"subject must not have a wildcard, got 's\.\*'"),
             ("jetstream", {"subject": "s..x"}, True, "subject must have no empty token"),
             ("liftbridge", {"maxMessageBytes": "9999999999"}, True, "maxMessageBytes must be at most 10737"),
+            ("liftbridge", {"maxRequestBytes": "9999999999"}, True, "maxRequestBytes must be at most 42949"),
+            ("jetstream", {"maxRequestBytes": "9"}, True, "unknown option 'maxRequestBytes'"),
         ],
     )
     def test_refused(self, format_: str, options: dict[str, str], streaming: bool, text: str) -> None:
