@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-_RESULTS = () if sys.argv[1:] else (f"--results={_HERE.parent / 'RESULTS-SPARK.md'}",)
+_RESULTS = () if sys.argv[1:] else ("--exitfirst", f"--results={_HERE.parent / 'RESULTS-SPARK.md'}")
 
 os.execv(
     sys.executable,
