@@ -130,7 +130,7 @@ class PublishLane:
     def _refuse_long(self, row: int) -> None:
         text = (
             f"its request must be at most {self._longest} bytes"
-            ": raise max_request_bytes of Access (in Spark, maxRequestBytes) if the server accepts more"
+            ": raise max_request_bytes (in Spark, maxRequestBytes) if the server accepts more"
         )
         self.refusals.append((row, MessageTooLargeError(AckError.TOO_LARGE, text)))
 

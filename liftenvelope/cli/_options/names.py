@@ -41,7 +41,7 @@ _ADVICE: Final = {
     ": raise max_listed of JetStream if there are so many": ", the most that the command lists",
     ": raise max_message_bytes (in Spark, maxMessageBytes)": ", the most that the command reads",
     ": raise max_request_bytes of connect() if the server accepts more": ", the most that the command sends",
-    ": raise max_request_bytes of Access (in Spark, maxRequestBytes) if the server accepts more": (
+    ": raise max_request_bytes (in Spark, maxRequestBytes) if the server accepts more": (
         ", the most that the command sends"
     ),
     "; max_message_bytes is": "; the most that the command reads is",

@@ -256,7 +256,7 @@ class TestRefused:
 
     def test_a_request_that_is_larger_than_the_option_allows(self, cluster: Cluster, name: str) -> None:
         batch = pa.record_batch({"value": [bytes(1_000)]})
-        with pytest.raises(WriteFailedError, match="at most 500 bytes: .*in Spark, maxRequestBytes"):
+        with pytest.raises(WriteFailedError, match=r"at most 500 bytes: .*in Spark, maxRequestBytes"):
             write_task(sink(cluster, name, maxRequestBytes=500), [batch], TASK)
         assert write_task(sink(cluster, name, maxRequestBytes=2_000), [batch], TASK) == TaskWritten(1, 1_000)
 
