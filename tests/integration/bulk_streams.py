@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from urllib.request import urlopen
 
 import nats
 import pyarrow as pa
@@ -27,6 +30,20 @@ def jetstream(**options: Any) -> Iterator[NatsServer]:
     with run_nats_server(jetstream=True, **options) as server:
         keep_streams_folder(server)
         yield server
+
+
+@contextmanager
+def monitored(**config: object) -> Iterator[NatsServer]:
+    """A server that counts its connections."""
+    with jetstream(config={"http": "127.0.0.1:-1", **config}) as server:
+        yield server
+
+
+def connections(server: NatsServer, key: str = "total_connections") -> int:
+    """Connections that the server has had so far; with ``key="connections"``, those that are open."""
+    address = re.findall(r"http monitor on (\S+)", server.log())[-1]  # a restart has another
+    with urlopen(f"http://{address}/varz") as answer:
+        return int(json.load(answer)[key])
 
 
 def with_jetstream(url: str, work: Callable[[JetStreamContext], Awaitable[T]]) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, get_args
 
@@ -32,6 +33,9 @@ _BYTES: Final = 8 * 1024 * 1024
 _HEADER_BYTES: Final = 256
 _ATOMIC_BYTES: Final = 256
 _ENVELOPE_BYTES: Final = 128
+#: Seconds without rows after which a connection is tried before more are sent. Nobody answers the pings of
+#: the server meanwhile, so it ends the connection, after some minutes by default.
+_PAUSE: Final = 30.0
 #: Minimum rows for fast ingest in mode "auto". With fewer, a batch takes longer than one ack per row.
 _FEW: Final = 1_000
 _NEEDS: Final = {
@@ -69,6 +73,8 @@ class JetStreamWrite:
         self._limit = max_in_flight
         self._mode = mode
         self._publisher: RowPublisher | None = None
+        #: When the connection was used last.
+        self._used = 0.0
 
     @property
     def max_payload(self) -> int:
@@ -84,6 +90,7 @@ class JetStreamWrite:
             UsageError: The stream's config does not allow the mode, or disables acks.
         """
         self._link.connect()
+        self._used = time.monotonic()
         stream = self._link.source.stream
         if self._link.config.get("no_ack"):
             raise UsageError(f"{stream} has no_ack=True: nobody would know whether rows are stored")
@@ -129,6 +136,9 @@ class JetStreamWrite:
             PermissionDeniedError: The server denied all rows sent so far.
             WriteFailedError: A row was refused, or its outcome is unknown.
         """
+        if self._link.is_open and time.monotonic() - self._used > _PAUSE:
+            self.finish()  # reads the acks that came meanwhile
+            self._link.drop_if_dead()
         if self._publisher is None:
             self._publisher = self._choose(portion.commands.length)
         try:
@@ -136,6 +146,7 @@ class JetStreamWrite:
         except PermissionDeniedError:
             self._publisher = None  # no row is stored, and stop() has no acks to wait for
             raise
+        self._used = time.monotonic()
 
     def settle(self) -> None:
         """Wait for the acks of all rows added.

@@ -113,6 +113,13 @@ class WriteLink:
             self._socket.close()
         self._socket = None
 
+    def drop_if_dead(self) -> None:
+        """Close the connection unless the server answers. Only while no answer to a row is awaited."""
+        try:
+            self.socket.flush(self.source.access.timeout)
+        except LiftEnvelopeError:  # whether the server can be used is for the next connection to say
+            self.close()
+
     def wait(self, heard: Callable[[], bool], idle: Callable[[], None] | None = None) -> None:
         """Receive until a condition holds.
 

@@ -31,7 +31,7 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.testing import FaultProxy
-from tests.integration.bulk_streams import jetstream, make_stream, wait_for
+from tests.integration.bulk_streams import connections, jetstream, make_stream, monitored, wait_for
 
 MODES: list[Any] = ["pipelined", "atomic", "fast"]
 MAPS = pa.map_(pa.string(), pa.binary())
@@ -64,6 +64,25 @@ def rows_with(count: int, row: int, name: str, value: str) -> pa.Table:
     """Numbers, one of which has a header."""
     headers = [[(name, value.encode())] if i == row else [] for i in range(count)]
     return numbers(count).append_column("headers", pa.array(headers, MAPS))
+
+
+@pytest.mark.parametrize("mode", ["pipelined", "fast"])
+def test_server_that_ends_the_connection_while_no_rows_come(
+    name: str, mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does when nobody answers its pings."""
+    monkeypatch.setattr("liftenvelope.bulk._writes.jetstream._PAUSE", 0.5)
+    with monitored(ping_interval="1s", ping_max=1) as server:
+        open_stream(server.url, name)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for first in (0, 10):
+                wait_for("the server ends the connection", lambda: not connections(server, "connections"))
+                yield from numbers(10, first=first).to_batches()
+
+        rows = pa.RecordBatchReader.from_batches(numbers(0).schema, batches())
+        done = bulk.write(server.url, name, rows, subject=f"{name}.x", mode=mode)
+        assert (done.acked, values(server.url, name)) == (20, [*range(20)])
 
 
 @pytest.mark.parametrize("mode", MODES)

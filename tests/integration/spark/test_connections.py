@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from urllib.request import urlopen
+from contextlib import closing
 
 import pyarrow as pa
 import pytest
@@ -19,8 +16,8 @@ from liftenvelope.bulk.idle import IdleConnections
 from liftenvelope.spark import _connection
 from liftenvelope.spark._options import SourceOptions, source_options
 from liftenvelope.spark._source_cores import BatchSource
-from liftenvelope.testing import LiftbridgeCluster, NatsServer
-from tests.integration.bulk_streams import jetstream, make_stream, wait_for
+from liftenvelope.testing import LiftbridgeCluster
+from tests.integration.bulk_streams import connections, make_stream, monitored, wait_for
 
 ROWS = 100
 TASKS = 20
@@ -34,23 +31,9 @@ def _no_connections() -> Iterator[None]:
     _connection._IDLE.clear()
 
 
-@contextmanager
-def monitored(**config: object) -> Iterator[NatsServer]:
-    """A server that counts its connections."""
-    with jetstream(config={"http": "127.0.0.1:-1", **config}) as server:
-        yield server
-
-
 def fill(servers: str, name: str) -> None:
     subject = f"{name}.x" if servers.startswith("nats") else None
     bulk.write(servers, name, pa.table({"value": [b"%d" % i for i in range(ROWS)]}), subject=subject)
-
-
-def connections(server: NatsServer, key: str = "total_connections") -> int:
-    """Connections that the server has had so far; with ``key="connections"``, those that are open."""
-    address = re.findall(r"http monitor on (\S+)", server.log())[-1]  # a restart has another
-    with urlopen(f"http://{address}/varz") as answer:
-        return int(json.load(answer)[key])
 
 
 def options(servers: str, name: str, **given: object) -> SourceOptions:
