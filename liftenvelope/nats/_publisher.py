@@ -123,6 +123,8 @@ class EnvelopePublisher(Generic[_Answer, _Answers]):
             raise UsageError(
                 "ack_policy must be LEADER or ALL with an inbox, got NONE, which gets no ack: drop the inbox"
             )
+        if inbox is not None and inbox.nc is not nc:
+            raise UsageError("inbox must be an AckInbox on the publisher's connection, got one on another")
         self._crc = crc
         self._timeout = as_seconds("timeout", timeout)
         # Epoch of the connection when the first message since the last flush was published.

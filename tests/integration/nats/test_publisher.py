@@ -208,6 +208,11 @@ async def test_bad_options_of_the_publisher(nc: Client, options: dict[str, Any],
         EnvelopePublisher(nc, **{"subject": "s", **options})
 
 
+async def test_inbox_of_another_connection_is_refused(nc: Client) -> None:
+    with pytest.raises(UsageError, match="on the publisher's connection"):
+        EnvelopePublisher(nc, "s", inbox=AckInbox(Client()))
+
+
 async def test_flush_is_a_barrier(nc: Client, collector: Collector, name: str) -> None:
     await collector.start(name)
     publisher = EnvelopePublisher(nc, name)
