@@ -136,12 +136,12 @@ class JetStreamWrite:
             PermissionDeniedError: The server denied all rows sent so far.
             WriteFailedError: A row was refused, or its outcome is unknown.
         """
-        if self._link.is_open and time.monotonic() - self._used > _PAUSE:
-            self.finish()  # reads the acks that came meanwhile
-            self._link.drop_if_dead()
-        if self._publisher is None:
-            self._publisher = self._choose(portion.commands.length)
         try:
+            if self._link.is_open and time.monotonic() - self._used > _PAUSE:
+                self.finish()  # reads the acks that came meanwhile
+                self._link.drop_if_dead()
+            if self._publisher is None:
+                self._publisher = self._choose(portion.commands.length)
             self._publisher.add(portion)
         except PermissionDeniedError:
             self._publisher = None  # no row is stored, and stop() has no acks to wait for

@@ -75,7 +75,7 @@ class PipelinedPublisher(RowPublisher):
         return Written(acks.acked, self._bytes, acks.duplicates, offsets)
 
     def _lost(self) -> bool:
-        return self._again
+        return self._again or not self.unknown
 
     def _connected(self) -> None:
         self._acks.follow(self._link.inbox, self._link.sid)

@@ -116,7 +116,7 @@ class WriteLink:
     def drop_if_dead(self) -> None:
         """Close the connection unless the server answers. Only while no answer to a row is awaited."""
         try:
-            self.socket.flush(self.source.access.timeout)
+            self.socket.flush(self.source.access.stall_timeout)
         except LiftEnvelopeError:  # whether the server can be used is for the next connection to say
             self.close()
 

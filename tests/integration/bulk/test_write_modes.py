@@ -8,6 +8,7 @@ import re
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -83,6 +84,32 @@ def test_server_that_ends_the_connection_while_no_rows_come(
         rows = pa.RecordBatchReader.from_batches(numbers(0).schema, batches())
         done = bulk.write(server.url, name, rows, subject=f"{name}.x", mode=mode)
         assert (done.acked, values(server.url, name)) == (20, [*range(20)])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_server_that_is_away_when_rows_come(name: str, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row is in flight, so the write may wait for the server, also without message ids."""
+    monkeypatch.setattr("liftenvelope.bulk._writes.jetstream._PAUSE", 0.0)
+    waits: list[float] = []
+    with jetstream() as server, FaultProxy(server.url) as proxy:
+        open_stream(server.url, name)
+
+        def wait_until_it_is_back(seconds: float) -> None:
+            waits.append(seconds)
+            proxy.accept()
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            proxy.refuse()
+            proxy.cut()
+            yield from numbers(10).to_batches()
+
+        rows = pa.RecordBatchReader.from_batches(numbers(0).schema, batches())
+        options: Any = {"subject": f"{name}.x", "mode": mode, "access": ACCESS}
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "sleep", wait_until_it_is_back)
+            done = bulk.write(f"nats://{proxy.address}", name, rows, **options)
+        assert (done.acked, values(server.url, name)) == (10, [*range(10)])
+        assert waits
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -373,6 +400,18 @@ class TestDeniedSubjects:
         assert isinstance(caught.value.__cause__, PermissionDeniedError)
         assert (caught.value.acked, caught.value.unknown) == (stored, 0)
         assert bulk.count(urls[0], name) == stored
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_denial_that_comes_during_a_pause_is_told(
+        self, urls: tuple[str, str], name: str, mode: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("liftenvelope.bulk._writes.jetstream._PAUSE", 0.0)
+        open_stream(urls[0], name)
+        batch = self.rows(name, [("denied", 10)])
+        rows = pa.RecordBatchReader.from_batches(batch.schema, iter([*batch.to_batches()] * 2))
+        with pytest.raises(PermissionDeniedError, match="denied"):
+            bulk.write(urls[1], name, rows, mode=mode, access=ACCESS)
+        assert bulk.count(urls[0], name) == 0
 
 
 @contextmanager
