@@ -6,11 +6,13 @@ import base64
 import binascii
 import contextlib
 import datetime
+import itertools
 import json
 import math
 import os
 import reprlib
 import secrets
+import select
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -36,7 +38,11 @@ __all__ = ["file_when_complete", "from_lines", "open_parquet", "save_parquet", "
 _BINARY: Final = ("key", "value")
 #: Suffix of a JSON name whose value is base64, because the bytes are not UTF-8.
 _BASE64: Final = "_base64"
+#: Lines for a batch of rows. A pipe with fewer lines is not waited for.
 _LINES: Final = 1024
+#: Bytes to read from a file at a time, and how many of these to read for a batch of rows.
+_CHUNK: Final = 1024 * 1024
+_CHUNKS: Final = 8
 #: Types that JSON has.
 _JSON: Final = (str, int, float, list, tuple, dict)
 #: Rows to read from a Parquet file at a time.
@@ -178,24 +184,56 @@ def _plain(value: Any) -> Any:
 def from_lines(lines: Iterable[str | bytes]) -> pa.RecordBatchReader:
     """Return a reader of the rows in JSON lines, in the format of :func:`to_lines`, for a write.
 
+    If ``lines`` is a binary file such as ``sys.stdin.buffer``, the reader returns lines as they come: a pipe
+    that pauses does not hold back those before the pause.
+
     Lines given as bytes must be UTF-8; a byte order mark before the first line is ignored. The fields that
     servers fill (``offset``, ``timestamp``) are ignored. Empty lines are skipped. Lines are parsed while the
     reader is read, so an invalid line raises UsageError, with its number, only when the reader reaches it.
     """
-    return pa.RecordBatchReader.from_batches(_SCHEMA, _batches(lines))
+    groups = _lines_that_came(lines) if hasattr(lines, "read1") else _groups(lines)
+    return pa.RecordBatchReader.from_batches(_SCHEMA, _batches(groups))
 
 
-def _batches(lines: Iterable[str | bytes]) -> Iterator[pa.RecordBatch]:
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, 1):
-        text = _text(number, line)
-        if text.strip():
-            rows.append(_row(number, text))
-        if len(rows) == _LINES:
+def _groups(lines: Iterable[str | bytes]) -> Iterator[list[str | bytes]]:
+    rest = iter(lines)
+    while group := [*itertools.islice(rest, _LINES)]:
+        yield group
+
+
+def _lines_that_came(file: Any) -> Iterator[list[str | bytes]]:
+    """Yield the lines of a binary file in groups, without waiting for more once there is one."""
+    parts: list[bytes] = []
+    count = 0
+    while chunk := file.read1(_CHUNK):
+        parts.append(chunk)
+        count += chunk.count(b"\n")
+        if count and (count >= _LINES or len(parts) >= _CHUNKS or not _has_more(file)):
+            lines, _, rest = b"".join(parts).rpartition(b"\n")
+            yield [*lines.split(b"\n")]
+            parts, count = [rest], 0
+    if rest := b"".join(parts):
+        yield [*rest.split(b"\n")]
+
+
+def _has_more(file: Any) -> bool:
+    """Return True if a read would not wait, as far as can be known."""
+    try:
+        return bool(select.select([file], [], [], 0)[0])
+    except (OSError, ValueError):  # not a file of the system, or one whose number is too large
+        return False
+
+
+def _batches(groups: Iterable[list[str | bytes]]) -> Iterator[pa.RecordBatch]:
+    number = 0
+    for group in groups:
+        rows = []
+        for line in group:
+            number += 1
+            if (text := _text(number, line)).strip():
+                rows.append(_row(number, text))
+        if rows:
             yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMA)
-            rows = []
-    if rows:
-        yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMA)
 
 
 def _text(number: int, line: str | bytes) -> str:

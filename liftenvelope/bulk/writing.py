@@ -78,8 +78,8 @@ def write(
         message_id: For JetStream: prefix of the message ids ``<message_id>-0``, ``-1`` and so on, with which
             the stream stores each row once within its ``duplicate_window``. With message ids, the write
             reconnects after a lost connection and resends rows without an ack, which may be stored behind
-            later rows with ``"pipelined"``. Without message ids, a lost connection ends the write, since the
-            outcome of these rows is unknown. (Fast ingest continues in both cases.)
+            later rows with ``"pipelined"``. Without message ids, a connection that is lost while rows lack
+            their ack ends the write, since their outcome is unknown. (Fast ingest continues in both cases.)
         mode: For JetStream. ``"pipelined"``: publish rows one by one, each with an ack. ``"atomic"``: publish
             batches of 1,000 rows (ADR-50, ``allow_atomic``, server 2.12); the server stores all rows of a
             batch or none. ``"fast"``: publish by fast ingest (ADR-50, ``allow_batched``, server 2.14), with

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +23,9 @@ from liftenvelope.cli._options.places import (
     fail_cleanly,
 )
 from liftenvelope.cli._output.terminal import counted, echo_json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @click.command()
@@ -115,6 +119,7 @@ async def _create(servers: CommandServers, stream: str, subject: str) -> None:
 
 def _write(source: Any, stream: str, origin: str, how: dict[str, Any], as_json: bool) -> None:
     path = as_local_path("--from", origin)
+    interrupts: list[KeyboardInterrupt] = []
     from liftenvelope import bulk
     from liftenvelope.bulk.files import from_lines, open_parquet
 
@@ -128,8 +133,22 @@ def _write(source: Any, stream: str, origin: str, how: dict[str, Any], as_json: 
         check_open("--from", origin, sys.stdin)
         check_file("--from", origin, or_input=True)
         with click.open_file(origin, "rb") as lines:
-            done = bulk.write(source, stream, from_lines(lines), **how)
+            reader = from_lines(lines)
+            rows = reader.from_batches(reader.schema, _until_interrupted(reader, interrupts))
+            done = bulk.write(source, stream, rows, **how)
     if as_json:
         echo_json({"stream": stream, "acked": done.acked, "duplicates": done.duplicates})
-        return
-    click.echo(f"{counted(done.acked, 'row')} stored, {done.duplicates:,} of them before", err=True)
+    else:
+        click.echo(f"{counted(done.acked, 'row')} stored, {done.duplicates:,} of them before", err=True)
+    if interrupts:
+        raise interrupts[0]
+
+
+def _until_interrupted(
+    rows: Iterable[pa.RecordBatch], interrupts: list[KeyboardInterrupt]
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows until Ctrl-C comes while there are none. It is kept, for after the rows are counted."""
+    try:
+        yield from rows
+    except KeyboardInterrupt as exc:
+        interrupts.append(exc)

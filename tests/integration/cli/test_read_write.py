@@ -24,7 +24,7 @@ import liftenvelope
 from liftenvelope import bulk
 from liftenvelope.cli._root import root
 from liftenvelope.testing import LiftbridgeCluster, NatsServer
-from tests.integration.bulk_streams import jetstream, make_stream, numbered, publish
+from tests.integration.bulk_streams import jetstream, make_stream, numbered, publish, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,31 @@ def test_messages_that_retention_took_end_a_read_or_are_skipped(url: str, name: 
     assert done.stderr.endswith("read from --start 3 or 'earliest', or with --on-retention skip\n")
     done = run(*words, "--on-retention", "skip")
     assert (done.exit_code, done.stdout) == (0, '{"offset": 3}\n{"offset": 4}\n')
+
+
+def test_rows_of_a_pipe_are_stored_while_it_pauses(url: str, name: str) -> None:
+    make_stream(url, name)
+    words = ("write", name, "--url", url, "--subject", f"{name}.x")
+    with started(*words, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(b'{"value": "1"}\n')
+        process.stdin.flush()
+        wait_for("the row is stored", lambda: bulk.count(url, name) == 1)
+        _, told = process.communicate(b'{"value": "2"}\n')
+        assert (process.returncode, told) == (0, b"2 rows stored, 0 of them before\n")
+
+
+def test_ctrl_c_counts_the_rows_of_a_pipe(url: str, name: str) -> None:
+    make_stream(url, name)
+    words = ("write", name, "--url", url, "--subject", f"{name}.x")
+    with started(*words, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(b'{"value": "1"}\n{"val')
+        process.stdin.flush()
+        wait_for("the row is stored", lambda: bulk.count(url, name) == 1)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate()
+        assert (process.returncode, told) == (130, b"1 row stored, 0 of them before\n\ninterrupted\n")
 
 
 def offsets(*arguments: str) -> list[int]:

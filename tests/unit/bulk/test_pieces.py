@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
 import queue
 import threading
 import time
@@ -303,6 +305,37 @@ class TestLines:
         )
         lines = [line for batch in table.to_batches() for line in to_lines(batch)]
         assert from_lines(lines).read_all().to_pylist() == table.to_pylist()
+        file = io.BytesIO("".join(f"{line}\r\n\n" for line in lines).encode())
+        assert from_lines(file).read_all().to_pylist() == table.to_pylist()
+
+    def test_pipe_that_pauses_holds_no_line_back(self) -> None:
+        end, start = os.pipe()
+        with open(end, "rb") as lines, open(start, "wb", buffering=0) as writer:
+            reader = from_lines(lines)
+            writer.write(b'{"value": "1"}\n{"value": "2"}\n{"val')
+            assert reader.read_next_batch()["value"].to_pylist() == [b"1", b"2"]
+            writer.write(b'ue": "3"}\n{"value": "4"}')
+            assert reader.read_next_batch()["value"].to_pylist() == [b"3"]
+            writer.close()
+            assert reader.read_all()["value"].to_pylist() == [b"4"]
+
+    @pytest.mark.parametrize("size", [1, 2, 7, 1000])
+    def test_bytes_of_a_file_may_come_in_any_chunks(self, size: int) -> None:
+        class Trickle(io.BytesIO):
+            def read1(self, _: int | None = -1, /) -> bytes:
+                return super().read1(size)
+
+        lines = b"".join(b'{"value": "%d"}\n' % i for i in range(100))
+        assert from_lines(Trickle(lines)).read_all()["value"].to_pylist() == [b"%d" % i for i in range(100)]
+        with pytest.raises(UsageError, match="line 101 must be JSON"):
+            from_lines(Trickle(lines + b"{")).read_all()
+
+    def test_batch_of_long_lines_has_a_bounded_size(self, tmp_path: Path) -> None:
+        path = tmp_path / "rows.ndjson"
+        path.write_bytes(b'{"value": "%b"}\n' % (b"x" * 1_000_000) * 40)
+        with path.open("rb") as lines:
+            rows = [batch.num_rows for batch in from_lines(lines)]
+        assert (sum(rows), max(rows) <= 9) == (40, True)
 
     def test_times(self) -> None:
         moment = pa.array([1_700_000_000_123_456_789], pa.timestamp("ns", "UTC"))
