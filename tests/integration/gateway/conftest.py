@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from nats.aio.client import Client
 
+from liftenvelope.gateway._streams.repairing import Repairs
 from liftenvelope.testing import NatsServer, run_nats_server
 from tests.integration.conftest import connect
 
@@ -16,6 +17,18 @@ def own_nats() -> Iterator[NatsServer]:
     """A server of each file's own: gateways keep what they know in it."""
     with run_nats_server(jetstream=True) as server:
         yield server
+
+
+@pytest.fixture
+def no_repairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Subjects that a test stops the recording of stay so. The check of a gateway that has just started may
+    come after it, and would record them again.
+    """
+
+    async def nothing(repairs: Repairs, name: str) -> None:
+        pass
+
+    monkeypatch.setattr(Repairs, "repair", nothing)
 
 
 @pytest.fixture

@@ -170,7 +170,7 @@ async def test_both_acks_of_a_message_in_a_copy_have_one_time_of_reception(
 
 
 @pytest.fixture
-async def orphaned(own_nats: NatsServer, name: str) -> AsyncIterator[tuple[Gateway, Core]]:
+async def orphaned(own_nats: NatsServer, name: str, no_repairs: None) -> AsyncIterator[tuple[Gateway, Core]]:
     """A gateway whose stream ``name`` copies from one that records its subject no longer.
 
     So it is while another gateway hands the subject over.

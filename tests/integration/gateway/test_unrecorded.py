@@ -32,7 +32,9 @@ def nats_url(own_nats: NatsServer) -> str:
 
 
 @pytest.fixture
-async def gateway(nc: NatsClient, name: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gateway]:
+async def gateway(
+    nc: NatsClient, name: str, no_repairs: None, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Gateway]:
     """A gateway with a stream whose subject JetStream does not record."""
     for module in (service, unrecorded):
         monkeypatch.setattr(module, "TRY_PAUSE", 0.001)
