@@ -174,7 +174,7 @@ class Report:
         """Return the machine and the versions of the measurement."""
         packages = {"Python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
         cores = os.cpu_count() or 1
-        note = ": other work ran beside, so all times are long and rounds vary"
+        note = ": other work ran beside or just before, so times may be long and rounds vary"
         busy = note if self.load > cores / 2 else ""
         return [
             f"{_processor()}, {cores} cores; load when the run began {self.load:.2f}{busy}",

@@ -1,7 +1,7 @@
 """``python -m benchmarks.spark`` measures Spark's sources, sinks and functions and writes RESULTS-SPARK.md.
 
-With arguments, which pytest gets (``-k source`` for one group), it only shows its table. ``--results=FILE``
-writes it elsewhere.
+It ends at the first failure. With arguments, which pytest gets (``-k source`` for one group), it only shows
+its table. ``--results=FILE`` writes it elsewhere.
 """
 
 import os
