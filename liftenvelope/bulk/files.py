@@ -43,6 +43,8 @@ _LINES: Final = 1024
 #: Bytes to read from a file at a time, and how many of these to read for a batch of rows.
 _CHUNK: Final = 1024 * 1024
 _CHUNKS: Final = 8
+#: What asking for the state of a file raises if it is in memory or in an archive, or has too large a number.
+_NO_SYSTEM_FILE: Final = (AttributeError, OSError, TypeError, ValueError)
 #: Types that JSON has.
 _JSON: Final = (str, int, float, list, tuple, dict)
 #: Rows to read from a Parquet file at a time.
@@ -205,7 +207,7 @@ def _lines_that_came(file: Any) -> Iterator[list[str | bytes]]:
     """Yield the lines of a binary file in groups, without waiting for more once there is one."""
     parts: list[bytes] = []
     count = 0
-    while chunk := file.read1(_CHUNK):
+    while chunk := _read(file):
         parts.append(chunk)
         count += chunk.count(b"\n")
         if count and (count >= _LINES or len(parts) >= _CHUNKS or not _has_more(file)):
@@ -216,11 +218,27 @@ def _lines_that_came(file: Any) -> Iterator[list[str | bytes]]:
         yield [*rest.split(b"\n")]
 
 
+def _read(file: Any) -> bytes:
+    """Return the next bytes of a file; none at its end, and not while a pipe pauses that does not block."""
+    chunk = file.read1(_CHUNK)
+    if not chunk and not _blocks(file):
+        select.select([file], [], [])
+        chunk = file.read1(_CHUNK)
+    return chunk or b""
+
+
+def _blocks(file: Any) -> bool:
+    try:
+        return os.get_blocking(file.fileno())
+    except _NO_SYSTEM_FILE:
+        return True
+
+
 def _has_more(file: Any) -> bool:
     """Return True if a read would not wait, as far as can be known."""
     try:
         return bool(select.select([file], [], [], 0)[0])
-    except (OSError, ValueError):  # not a file of the system, or one whose number is too large
+    except _NO_SYSTEM_FILE:
         return False
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -119,7 +121,7 @@ async def _create(servers: CommandServers, stream: str, subject: str) -> None:
 
 def _write(source: Any, stream: str, origin: str, how: dict[str, Any], as_json: bool) -> None:
     path = as_local_path("--from", origin)
-    interrupts: list[KeyboardInterrupt] = []
+    interrupt = _Interrupt()
     from liftenvelope import bulk
     from liftenvelope.bulk.files import from_lines, open_parquet
 
@@ -134,21 +136,54 @@ def _write(source: Any, stream: str, origin: str, how: dict[str, Any], as_json: 
         check_file("--from", origin, or_input=True)
         with click.open_file(origin, "rb") as lines:
             reader = from_lines(lines)
-            rows = reader.from_batches(reader.schema, _until_interrupted(reader, interrupts))
-            done = bulk.write(source, stream, rows, **how)
+            rows = reader.from_batches(reader.schema, interrupt.until(reader))
+            with interrupt.handled():
+                done = bulk.write(source, stream, rows, **how)
     if as_json:
         echo_json({"stream": stream, "acked": done.acked, "duplicates": done.duplicates})
     else:
         click.echo(f"{counted(done.acked, 'row')} stored, {done.duplicates:,} of them before", err=True)
-    if interrupts:
-        raise interrupts[0]
+    if interrupt.came:
+        raise KeyboardInterrupt
 
 
-def _until_interrupted(
-    rows: Iterable[pa.RecordBatch], interrupts: list[KeyboardInterrupt]
-) -> Iterator[pa.RecordBatch]:
-    """Yield rows until Ctrl-C comes while there are none. It is kept, for after the rows are counted."""
-    try:
-        yield from rows
-    except KeyboardInterrupt as exc:
-        interrupts.append(exc)
+class _Interrupt:
+    """Handles Ctrl-C while rows are written: no more rows are taken, and those sent are counted.
+
+    A second Ctrl-C ends the wait for their acks.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        self._waits = False
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handle Ctrl-C within the block, unless it is ignored."""
+        before = signal.getsignal(signal.SIGINT)
+        if before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        signal.signal(signal.SIGINT, self._note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _note(self, *_: object) -> None:
+        if self.came or self._waits:
+            self.came = True
+            raise KeyboardInterrupt
+        self.came = True
+
+    def until(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of a reader until Ctrl-C."""
+        while not self.came:
+            try:
+                self._waits = True
+                batch = reader.read_next_batch()
+            except (KeyboardInterrupt, StopIteration):
+                return
+            finally:
+                self._waits = False
+            yield batch

@@ -17,6 +17,8 @@ from liftenvelope.bulk._writes.publisher import MOST_BYTES, PIECE, RowPublisher,
 from liftenvelope.errors import JetStreamError, TransportError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from liftenvelope.bulk._writes.portions import Portion
 
 __all__ = ["FastPublisher"]
@@ -26,10 +28,11 @@ _IN_FLIGHT: Final = 4
 
 
 _FORGOTTEN: Final = JetStreamError(
-    400, "the server lost the batch: the server restarted, or the batch was idle for too long", 10208
+    400,
+    "the server does not know the batch: the batch had ended and the answer was lost with the connection, or "
+    "was idle for too long, or the server restarted",
+    10208,
 )
-
-
 _CUT_SHORT: Final = JetStreamError(
     503, "the stream's leader changed within a batch; with message_id= the rows could have been sent again", 0
 )
@@ -111,7 +114,9 @@ class FastPublisher(RowPublisher):
 
         self._say(batch.base, batch.last_word())
         self._end_sent = True
-        self._link.wait_past_denials(lambda: self._take(batch) and batch.has_ended, lambda: self._ask(batch))
+        self._link.wait_past_denials(
+            lambda: self._take(batch) and batch.has_ended, lambda: self._ask(batch), lambda: batch.stored
+        )
         if batch.count is not None and (self._is_exact or not batch.was_cut_short):
             self._batch, self._done = None, self._done + batch.count
 
@@ -120,10 +125,16 @@ class FastPublisher(RowPublisher):
     def _store(self) -> None:
         """Complete the open batch, or else the next one, and wait until the server has ended it."""
         batch = self._send()
-        self._link.wait(lambda: self._take(batch) and batch.has_ended, lambda: self._ask(batch))
+        self._wait(batch, lambda: batch.has_ended)
         if batch.was_cut_short and not (batch.is_lossy or self._is_broken):
             self._look_at_gap(batch)
         self._close(batch)
+
+    def _wait(self, batch: FastBatch, condition: Callable[[], bool]) -> None:
+        """Receive until a condition holds; ask for answers that may be lost."""
+        self._link.wait(
+            lambda: self._take(batch) and condition(), lambda: self._ask(batch), lambda: batch.stored
+        )
 
     def _look_at_gap(self, batch: FastBatch) -> None:
         """Wait until it is known whether another stream has taken the first row that is missing.
@@ -139,11 +150,17 @@ class FastPublisher(RowPublisher):
             self._say(row, batch.gap_question())
 
         ask()
-        self._link.wait(lambda: self._take(batch) and (batch.is_gap_ours or not batch.was_cut_short), ask)
+        self._link.wait(
+            lambda: self._take(batch) and (batch.is_gap_ours or not batch.was_cut_short),
+            ask,
+            lambda: batch.stored,
+        )
 
     def _send(self) -> FastBatch:
         """Send the remaining rows and the end of the batch. Stops early if the server ends the batch."""
         batch = self._batch or self._begin()
+        if not batch.sent:
+            self._link.look(lambda: self._take(batch))  # the connection may have ended while no rows came
         while not self._has_no_more(batch):
             self._send_rows(batch)
         if not batch.has_ended and not self._end_sent and not batch.commits_itself(self._is_broken):
@@ -175,10 +192,7 @@ class FastPublisher(RowPublisher):
     def _send_rows(self, batch: FastBatch) -> None:
         room = self._room(batch)
         if not room:
-            self._link.wait(
-                lambda: self._take(batch) and (self._room(batch) > 0 or self._has_no_more(batch)),
-                lambda: self._ask(batch),
-            )
+            self._wait(batch, lambda: self._room(batch) > 0 or self._has_no_more(batch))
             return
         commands, at = self._current.commands, batch.base + batch.sent - self._current.first
         stop = commands.reach(at, at + room, PIECE) if batch.sent else at + 1

@@ -9,6 +9,7 @@ from liftenvelope import _native
 from liftenvelope.bulk._outgoing import Written
 from liftenvelope.bulk._writes.publisher import MOST_BYTES, PIECE, RowPublisher, WriteLink
 from liftenvelope.bulk.errors import WriteFailedError
+from liftenvelope.errors import TransportError
 from liftenvelope.jetstream.publish_frames import PubAck
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["PipelinedPublisher", "learn"]
 
 _SEQUENCE: Final = b'"seq":'
+#: Error of a replicated stream that has not yet decided about an earlier message with the same id.
+_IN_PROCESS: Final = 10158
 
 
 class PipelinedPublisher(RowPublisher):
@@ -65,6 +68,7 @@ class PipelinedPublisher(RowPublisher):
         self._check(portion, self._form)
         self._portions.append(portion)
         self._stop, self._bytes = portion.stop, self._bytes + portion.size
+        self._guarded(self._look)
         self._guarded(self._send)
 
     def finish(self) -> Written:
@@ -96,6 +100,10 @@ class PipelinedPublisher(RowPublisher):
         if self.unknown and not self._again:
             hint = "; with message_id=... rows could be sent again safely"
         return super()._failed(error, hint)
+
+    def _look(self) -> None:
+        """Notice that the connection has ended while no rows came, before more are sent."""
+        self._link.look(self._take)
 
     def _send(self) -> None:
         while self._sent < self._stop:
@@ -153,6 +161,10 @@ class PipelinedPublisher(RowPublisher):
         if not isinstance(ack, PubAck):
             if self._again and self._is_leaderless(ack, self._portion_of(number), number):
                 raise ack
+            if ack.err_code == _IN_PROCESS:
+                raise TransportError(
+                    f"row {number} was sent before, and the stream has not stored it yet: {ack}"
+                )
             raise self._refused(number, ack, self.unknown - 1)
         self._acks.take(number, ack.sequence, ack.duplicate)
         learn(self._acks, ack, frame.payload)

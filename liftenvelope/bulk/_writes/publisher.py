@@ -120,28 +120,41 @@ class WriteLink:
         except LiftEnvelopeError:  # whether the server can be used is for the next connection to say
             self.close()
 
-    def wait(self, heard: Callable[[], bool], idle: Callable[[], None] | None = None) -> None:
+    def wait(
+        self,
+        heard: Callable[[], bool],
+        idle: Callable[[], None] | None = None,
+        progress: Callable[[], object] | None = None,
+    ) -> None:
         """Receive until a condition holds.
 
         Args:
             heard: Consumes the socket's buffer; returns True once the condition holds.
             idle: Called after every half second in which nothing came.
+            progress: Returns what changes with an answer that counts. Default: every answer counts. What
+                ``idle`` sends may be answered for ever, by a server without the stream.
 
         Raises:
-            AckTimeoutError: Nothing came for the ``timeout`` of the access.
+            AckTimeoutError: No answer that counts came for the ``timeout`` of the access.
         """
-        since = time.monotonic()
+        since, arrivals, before = time.monotonic(), 0, None
         while not heard():
+            now, state = time.monotonic(), arrivals if progress is None else progress()
+            if state != before:
+                since, before = now, state
+            elif now - since >= self.source.access.timeout:
+                raise AckTimeoutError(f"no ack came for {now - since:.1f} s", "")
             if self.socket.fill(_TURN):
-                since = time.monotonic()
-                continue
-            silence = time.monotonic() - since
-            if silence >= self.source.access.timeout:
-                raise AckTimeoutError(f"no ack came for {silence:.1f} s", "")
-            if idle is not None:
+                arrivals += 1
+            elif idle is not None:
                 idle()
 
-    def wait_past_denials(self, heard: Callable[[], bool], idle: Callable[[], None] | None = None) -> None:
+    def wait_past_denials(
+        self,
+        heard: Callable[[], bool],
+        idle: Callable[[], None] | None = None,
+        progress: Callable[[], object] | None = None,
+    ) -> None:
         """Receive until a condition holds, as :meth:`wait`, also past publishes that the server denies."""
 
         def heard_the_rest() -> bool:
@@ -149,7 +162,7 @@ class WriteLink:
                 with contextlib.suppress(PermissionDeniedError):
                     return heard()
 
-        self.wait(heard_the_rest, idle)
+        self.wait(heard_the_rest, idle, progress)
 
     def look(self, heard: Callable[[], bool]) -> None:
         """Consume what has arrived, without waiting."""

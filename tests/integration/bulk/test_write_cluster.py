@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from liftenvelope import bulk
 from liftenvelope.bulk import Access, Progress, WriteFailedError
 from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.jetstream import JetStream
+from liftenvelope.testing import FaultProxy, NatsServer
 from tests.integration.jetstream_cluster import make_replicated, three_servers
 
 PATIENCE = 120
@@ -25,9 +28,14 @@ ROWS = 60_000
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with three_servers() as servers:
-        yield servers["n1"].url
+def servers() -> Iterator[dict[str, NatsServer]]:
+    with three_servers() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def url(servers: dict[str, NatsServer]) -> str:
+    return servers["n1"].url
 
 
 def step_down(url: str, name: str) -> None:
@@ -87,3 +95,54 @@ def test_another_leader(url: str, name: str, mode: Any, ident: str | None) -> No
     rows = stored(url, name, acked)
     assert rows == list(range(len(rows)))
     assert len(rows) <= acked + unknown
+
+
+def leader_of(url: str, name: str) -> str:
+    async def ask() -> str:
+        async with await nats.connect(url) as nc:
+            info = await (await JetStream(nc).stream(name)).info()
+            assert info.cluster is not None
+            assert info.cluster.leader is not None
+            return info.cluster.leader
+
+    return asyncio.run(ask())
+
+
+def test_rows_sent_again_while_the_stream_has_not_decided_about_them(
+    servers: dict[str, NatsServer], url: str, name: str
+) -> None:
+    """Its followers are stopped for a while. Until they go on, it refuses a row with the same message id."""
+    make_replicated(url, name)
+    leader = leader_of(url, name)
+    followers = [server.pid for node, server in servers.items() if node != leader and server.pid is not None]
+    faults: list[threading.Thread] = []
+    with FaultProxy(servers[leader].url) as proxy:
+
+        def cut_while_they_are_stopped() -> None:
+            time.sleep(1)
+            proxy.cut()
+            time.sleep(2)
+            for pid in followers:
+                os.kill(pid, signal.SIGCONT)
+
+        def stop(progress: Progress) -> None:
+            if progress.rows >= 8_000 and not faults:
+                for pid in followers:
+                    os.kill(pid, signal.SIGSTOP)
+                faults.append(threading.Thread(target=cut_while_they_are_stopped))
+                faults[-1].start()
+
+        table = pa.table({"value": [b"%d" % i for i in range(20_000)]})
+        done = bulk.write(
+            f"nats://{proxy.address}",
+            name,
+            table.to_reader(4_000),
+            subject=f"{name}.x",
+            mode="pipelined",
+            message_id="job",
+            progress=stop,
+            access=ACCESS,
+        )
+        faults[-1].join()
+    assert done.acked == 20_000
+    assert sorted(stored(url, name, 20_000)) == [*range(20_000)]

@@ -32,7 +32,14 @@ from liftenvelope.errors import (
 )
 from liftenvelope.jetstream import JetStream, StreamConfig
 from liftenvelope.testing import FaultProxy
-from tests.integration.bulk_streams import connections, jetstream, make_stream, monitored, wait_for
+from tests.integration.bulk_streams import (
+    connections,
+    jetstream,
+    make_stream,
+    monitored,
+    wait_for,
+    with_jetstream,
+)
 
 MODES: list[Any] = ["pipelined", "atomic", "fast"]
 MAPS = pa.map_(pa.string(), pa.binary())
@@ -84,6 +91,42 @@ def test_server_that_ends_the_connection_while_no_rows_come(
         rows = pa.RecordBatchReader.from_batches(numbers(0).schema, batches())
         done = bulk.write(server.url, name, rows, subject=f"{name}.x", mode=mode)
         assert (done.acked, values(server.url, name)) == (20, [*range(20)])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_server_that_restarts_while_no_rows_come(name: str, mode: Any) -> None:
+    """All rows had their acks before, so it makes no difference that there are no message ids."""
+    with jetstream() as server:
+        open_stream(server.url, name)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for first in (0, 1_000, 2_000):
+                yield from numbers(1_000, first=first).to_batches()
+                wait_for("the rows are stored", lambda: bulk.count(server.url, name) > first)  # noqa: B023
+                server.stop()
+                server.start()
+
+        rows = pa.RecordBatchReader.from_batches(numbers(0).schema, batches())
+        done = bulk.write(server.url, name, rows, subject=f"{name}.x", mode=mode, access=ACCESS)
+        assert (done.acked, values(server.url, name)) == (3_000, [*range(3_000)])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_stream_that_is_deleted_ends_a_write(url: str, name: str, mode: Any) -> None:
+    """The server answers what asks for the progress of a fast batch with 503, however often it is asked."""
+    open_stream(url, name)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from numbers(2_000).to_batches()
+        wait_for("the rows are stored", lambda: bulk.count(url, name) == 2_000)
+        with_jetstream(url, lambda js: js.delete_stream(name))
+        yield from numbers(2_000, first=2_000).to_batches()
+
+    rows = pa.RecordBatchReader.from_batches(numbers(0).schema, batches())
+    access = Access(timeout=1, reconnect_wait=20)
+    with pytest.raises(WriteFailedError) as caught:
+        bulk.write(url, name, rows, subject=f"{name}.x", mode=mode, access=access)
+    assert caught.value.acked == 2_000
 
 
 @pytest.mark.parametrize("mode", MODES)

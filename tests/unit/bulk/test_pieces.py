@@ -7,6 +7,7 @@ import json
 import math
 import os
 import queue
+import tarfile
 import threading
 import time
 from decimal import Decimal
@@ -318,6 +319,29 @@ class TestLines:
             assert reader.read_next_batch()["value"].to_pylist() == [b"3"]
             writer.close()
             assert reader.read_all()["value"].to_pylist() == [b"4"]
+
+    def test_pipe_that_does_not_block_is_waited_for(self) -> None:
+        end, start = os.pipe()
+        os.set_blocking(end, False)
+        with open(end, "rb") as lines, open(start, "wb") as writer:
+            writer.write(b'{"value": "1"}\n')
+            timer = threading.Timer(0.2, writer.close)
+            timer.start()
+            assert from_lines(lines).read_all()["value"].to_pylist() == [b"1"]
+            timer.join()
+
+    def test_file_in_an_archive(self) -> None:
+        content = b'{"value": "1"}\n'
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            info = tarfile.TarInfo("rows.ndjson")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+        archive.seek(0)
+        with tarfile.open(fileobj=archive) as tar:
+            lines = tar.extractfile("rows.ndjson")
+            assert lines is not None
+            assert from_lines(lines).read_all()["value"].to_pylist() == [b"1"]
 
     @pytest.mark.parametrize("size", [1, 2, 7, 1000])
     def test_bytes_of_a_file_may_come_in_any_chunks(self, size: int) -> None:
