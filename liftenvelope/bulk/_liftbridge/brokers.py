@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 __all__ = ["Brokers"]
 
 _T = TypeVar("_T")
-#: Rounds, and seconds between rounds, to look for a stream that a broker does not know. The next broker may
-#: know the stream, or the same broker a little later.
+#: Minimum number of rounds, and seconds between rounds, to look for a stream that a broker does not know. The
+#: next broker may know the stream, or the same broker a little later.
 _LATE_ROUNDS: Final = 3
 _LATE_PAUSE: Final = 0.1
 #: Seconds that metadata may be used to find leaders and partitions. A read or write asks for each partition,
@@ -62,6 +62,8 @@ class Brokers:
         self._secure = target.secure
         self._seeds = [str(address) for address in target.addresses]
         self._named: list[str] = []
+        # Index of the broker to ask first: a broker that does not know a stream is not asked again at once.
+        self._first = 0
         self._channels: dict[str, BlockingChannel] = {}
         # Metadata by stream, and when it came.
         self._kept: dict[str, tuple[Metadata, float]] = {}
@@ -168,7 +170,24 @@ class Brokers:
 
     def _any(self, attempt: int) -> str:
         known = self.addresses()
-        return known[attempt % len(known)]
+        return known[(self._first + attempt) % len(known)]
+
+    def _find(self, name: str, ask: Callable[[], _T | None]) -> _T:
+        """Ask broker after broker about a stream, until one knows it.
+
+        A broker that has just started does not know its streams until it has replayed its log. Later requests
+        begin with the broker that knew the stream.
+
+        Raises:
+            NoSuchStreamError: No broker knows a stream of that name.
+        """
+        for round_ in range(max(_LATE_ROUNDS, len(self.addresses()))):
+            if round_:
+                self._first += 1
+                time.sleep(_LATE_PAUSE)
+            if (found := ask()) is not None:
+                return found
+        raise NoSuchStreamError(StatusCode.NOT_FOUND, f"there is no stream {name!r}")
 
     def metadata(self, stream: str, deadline: Deadline | None = None) -> Metadata:
         """Fetch the metadata of a stream from one broker."""
@@ -182,6 +201,10 @@ class Brokers:
         if found is None or time.monotonic() - at > _MAX_AGE:
             return self.metadata(stream, deadline)
         return found
+
+    def forget(self, stream: str) -> None:
+        """Forget the metadata of a stream: a broker that was named in it has ended a call."""
+        self._kept.pop(stream, None)
 
     def _ask_metadata(self, stream: str, deadline: Deadline | None = None) -> bytes:
         request = api_pb2.FetchMetadataRequest(streams=[stream]).SerializeToString()
@@ -223,7 +246,7 @@ class Brokers:
             NoSuchStreamError: No broker knows a stream of that name.
             TransportError, CallTimeoutError: No broker answered.
         """
-        return _find(name, lambda: self.metadata(name, deadline).get_stream(name))
+        return self._find(name, lambda: self.metadata(name, deadline).get_stream(name))
 
     def created(self, name: str, *, recent: bool = False) -> int:
         """Return the creation time of a stream in ns since 1970; 0 if the server does not report it.
@@ -238,7 +261,7 @@ class Brokers:
         if recent:
             found = self._recent(name).get_stream(name)
             return 0 if found is None else found.created_ns
-        return _find(name, lambda: creation_time(self._ask_metadata(name), name))
+        return self._find(name, lambda: creation_time(self._ask_metadata(name), name))
 
     def check_partition(self, stream: str, partition: int) -> None:
         """Check that a stream has a partition.
@@ -350,20 +373,6 @@ class Brokers:
             channel = self._channel(address)
             with channel.server_stream("/proto.API/Subscribe", request.SerializeToString()) as call:
                 yield call
-
-
-def _find(name: str, ask: Callable[[], _T | None]) -> _T:
-    """Ask broker after broker about a stream, until one knows it.
-
-    Raises:
-        NoSuchStreamError: No broker knows a stream of that name.
-    """
-    for round_ in range(_LATE_ROUNDS):
-        if round_:
-            time.sleep(_LATE_PAUSE)
-        if (found := ask()) is not None:
-            return found
-    raise NoSuchStreamError(StatusCode.NOT_FOUND, f"there is no stream {name!r}")
 
 
 def _check_partition(info: StreamInfo, partition: int) -> None:

@@ -23,6 +23,7 @@ from liftenvelope.client.publish_checks import check_published_stream
 from liftenvelope.errors import (
     CallTimeoutError,
     LiftEnvelopeError,
+    NoSuchStreamError,
     NotLeaderError,
     TransportError,
     UsageError,
@@ -234,7 +235,8 @@ class LiftbridgeWrite:
         Raises:
             TransportError, CallTimeoutError, NotLeaderError: The partition had no reachable leader for
                 ``reconnect_wait`` seconds.
-            NoSuchStreamError, NoSuchPartitionError: There is no such stream or partition.
+            NoSuchStreamError: No broker has known the stream for ``reconnect_wait`` seconds.
+            NoSuchPartitionError: There is no such partition.
             PermissionDeniedError: The server does not let this client publish to the stream.
         """
         if partition in self._routes:
@@ -244,7 +246,8 @@ class LiftbridgeWrite:
             try:
                 address = self._brokers.leader(self._stream, partition, self._access.timeout, refresh=failed)
                 lane = self._lanes.get(address) or self._new_lane(address)
-            except (TransportError, CallTimeoutError, NotLeaderError):
+            # The stream existed when the write began, and a server that starts does not know it at first.
+            except (TransportError, CallTimeoutError, NotLeaderError, NoSuchStreamError):
                 pause = patience.failed(time.monotonic())
                 if pause is None:
                     raise
@@ -277,6 +280,7 @@ class LiftbridgeWrite:
             self._offsets[partition] = min(known[0], first), max(known[1], last)
         self._lanes = {address: one for address, one in self._lanes.items() if one is not lane}
         self._routes = {partition: one for partition, one in self._routes.items() if one is not lane}
+        self._brokers.forget(self._stream)
         lane.close()
 
     # Sending

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from liftenvelope import bulk
 from liftenvelope.bulk import Access, WriteFailedError
 from liftenvelope.bulk._liftbridge.brokers import Brokers
 from liftenvelope.bulk.access import find_target
-from liftenvelope.bulk.writing import open_client
+from liftenvelope.bulk.writing import TableWrite, open_client
 from liftenvelope.errors import (
     AckTimeoutError,
     IncorrectOffsetError,
@@ -464,6 +465,84 @@ def test_a_write_waits_until_a_restarted_server_records_the_partition(name: str)
             await_stream(cluster, name)
             expected = (restart * 5, restart * 5 + 4)
             assert bulk.write(address, name, data).offsets == {0: expected, 1: expected}
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_write_continues_after_a_restart_of_the_server_between_batches(name: str, end: str) -> None:
+    """The server does not know the stream before it has replayed its Raft log."""
+    with run_liftbridge() as cluster:
+        address = cluster.addresses[0]
+        create(address, name)
+        access = Access(timeout=30, reconnect_wait=60)
+        with closing(TableWrite(address, name, access=access)) as job:
+            job.open()
+            job.add(job.reader(table(10)))
+            job.settle()
+            getattr(cluster.nodes[0], end)()
+            cluster.nodes[0].start()
+            job.add(job.reader(table(10)))
+            assert job.finish() == bulk.Written(20, 200, 0, {0: (0, 19)})
+
+
+def test_write_retries_while_no_broker_knows_its_stream(
+    address: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(address, name)
+    find, refusals = Brokers.leader, 0
+
+    # NOT REAL: the stream is deleted, and created when the write has missed it. A server that replays its
+    # Raft log answers in the same way, but for a time that no test can choose.
+    def leader(brokers: Brokers, stream: str, partition: int, timeout: float, **how: bool) -> str:
+        nonlocal refusals
+        try:
+            return find(brokers, stream, partition, timeout, **how)
+        except NoSuchStreamError:
+            refusals += 1
+            create(address, name)
+            raise
+
+    with FaultProxy(address) as proxy:
+        access = Access(address_map={address: proxy.address}, reconnect_wait=60)
+        with closing(TableWrite(proxy.address, name, access=access)) as job:
+            job.open()
+            job.add(job.reader(table(10)))
+            job.settle()
+            with liftenvelope.connect_blocking(address) as client:
+                client.delete_stream(name)
+            proxy.cut()
+            monkeypatch.setattr(Brokers, "leader", leader)
+            job.add(job.reader(table(7)))
+            assert job.finish().acked == 17
+    assert refusals == 1
+    assert values(address, name) == table(7)["value"].to_pylist()
+
+
+def test_write_ends_when_its_stream_was_deleted_between_batches(address: str, name: str) -> None:
+    create(address, name)
+    with FaultProxy(address) as proxy:
+        access = Access(address_map={address: proxy.address}, reconnect_wait=0.5)
+        with closing(TableWrite(proxy.address, name, access=access)) as job:
+            job.open()
+            job.add(job.reader(table(10)))
+            job.settle()
+            with liftenvelope.connect_blocking(address) as client:
+                client.delete_stream(name)
+            proxy.cut()
+            with pytest.raises(WriteFailedError, match="10 rows are stored: there is no stream") as caught:
+                job.add(job.reader(table(10)))
+    assert isinstance(caught.value.__cause__, NoSuchStreamError)
+    assert (caught.value.acked, caught.value.unknown) == (10, 0)
+
+
+def test_write_asks_the_next_broker_if_one_does_not_know_the_stream(address: str, name: str) -> None:
+    create(address, name)
+    # A server of its own stands for the broker of the cluster that has not replayed its log yet.
+    with run_gateway() as other:
+        servers = [*other.addresses, address]
+        assert bulk.write(servers, name, table(10)).offsets == {0: (0, 9)}
+        assert bulk.count(servers, name) == 10
+        with pytest.raises(NoSuchStreamError):
+            bulk.write(servers, f"{name}-missing", table(10))
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
