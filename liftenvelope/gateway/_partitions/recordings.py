@@ -10,11 +10,21 @@ if TYPE_CHECKING:
     from liftenvelope.gateway._cluster.records import StreamRecord
     from liftenvelope.jetstream.stream_config import StreamConfig
 
-__all__ = ["Recording", "covers", "is_as_recorded", "is_recorded", "nothing", "recorded_subject"]
+__all__ = [
+    "Recording",
+    "covers",
+    "is_as_recorded",
+    "is_recorded",
+    "nothing",
+    "recorded_subject",
+    "width_order",
+]
 
 #: Prefix of the placeholder subject of a partition that records nothing. A JetStream stream without subjects
 #: would record its own name as a subject.
 _NOTHING: Final = "_lift.nothing."
+#: Ranks of the wildcards of subjects, the widest first. Other tokens come after them.
+_WIDTHS: Final = {">": 0, "*": 1}
 
 
 class Recording(NamedTuple):
@@ -100,3 +110,16 @@ def covers(wide: str, subject: str) -> bool:
         if part != wanted[number] and (part != "*" or wanted[number] == ">"):
             return False
     return len(parts) == len(wanted)
+
+
+def width_order(subject: str) -> tuple[int, ...]:
+    """Return a sort key that puts a subject before all the subjects that it covers.
+
+    A subject that covers another one has the same or a wider token at each position, and a wider one at the
+    first position where the two differ in kind.
+
+    Example:
+        >>> sorted(["a.b", "a.*", "a.>"], key=width_order)
+        ['a.>', 'a.*', 'a.b']
+    """
+    return tuple(_WIDTHS.get(token, len(_WIDTHS)) for token in subject.split("."))

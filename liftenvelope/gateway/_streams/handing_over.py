@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from liftenvelope.errors import LiftEnvelopeError, StreamNotFoundError
 from liftenvelope.gateway._cluster.records import StreamPhase
+from liftenvelope.gateway._partitions.recordings import recorded_subject, width_order
 
 if TYPE_CHECKING:
     from liftenvelope.gateway._cluster.records import StreamRecord
@@ -19,10 +20,11 @@ __all__ = ["copies_of", "hand_over", "with_sources"]
 async def hand_over(core: Core, record: StreamRecord, partition: int, timeout: float) -> None:
     """Stop recording a partition, and attach the partitions that copied from it.
 
-    The first copy takes over the subject, and the others copy from that one. Before that, all copies must
-    have received all messages of the partition, so that none is lost. A copy whose JetStream stream was
-    removed is left out. After an error of one copy, the others are attached, then it is raised. The caller
-    holds the stream's lock of ``Core.changing``, which the copies share: their subjects overlap.
+    The copy with the widest subject takes over its subject. The others copy from it if it covers theirs.
+    Before that, all copies must have received all messages of the partition, so that none is lost. A copy
+    whose JetStream stream was removed is left out. After an error of one copy, the others are attached,
+    then it is raised. The caller holds the stream's lock of ``Core.changing``, which the copies share:
+    their subjects overlap.
 
     Args:
         core: The gateway's parts.
@@ -56,14 +58,18 @@ async def hand_over(core: Core, record: StreamRecord, partition: int, timeout: f
 
 
 def copies_of(core: Core, record: StreamRecord, partition: int) -> list[tuple[StreamRecord, int]]:
-    """Return the partitions that copy from a partition, by their records and numbers."""
+    """Return the partitions that copy from a partition, by their records and numbers; the widest come first.
+
+    If a narrower one recorded its subject first, JetStream would refuse the wider one: the subjects overlap.
+    """
     name = record.stream_of(partition)
-    return [
+    copies = [
         (other, number)
         for other in core.registry
         for number, part in enumerate(other.partitions)
         if part.source == name and part.records
     ]
+    return sorted(copies, key=lambda copy: width_order(recorded_subject(*copy)))
 
 
 def with_sources(before: StreamRecord, sources: dict[int, str | None], record: StreamRecord) -> StreamRecord:

@@ -27,7 +27,7 @@ from liftenvelope.gateway._calls.health import HealthService
 from liftenvelope.gateway._cluster.brokers import leader_of
 from liftenvelope.gateway._cluster.records import PartitionRecord, StreamPhase, StreamRecord
 from liftenvelope.gateway._core import GatewayOptions
-from liftenvelope.gateway._partitions.recordings import covers
+from liftenvelope.gateway._partitions.recordings import covers, width_order
 from liftenvelope.gateway._partitions.storage import PartitionState
 from liftenvelope.gateway._protocol.failures import status_of
 from liftenvelope.gateway._protocol.names import encode_name, partition_stream
@@ -387,6 +387,13 @@ def test_what_covers_what(wide: list[str], subject: list[str]) -> None:
     assert covers(".".join(wide), ".".join(subject)) == (literals(subject) <= literals(wide))
     assert covers(".".join([*wide, ">"]), ".".join([*wide, "x", "y"]))
     assert not covers(".".join([*wide, ">"]), ".".join(wide))
+
+
+@given(TOKENS, TOKENS, st.booleans())
+def test_subject_comes_before_those_that_it_covers(tokens: list[str], others: list[str], full: bool) -> None:
+    wide, subject = ".".join([*tokens, ">"] if full else tokens), ".".join(others)
+    if covers(wide, subject) and wide != subject:
+        assert width_order(wide) < width_order(subject)
 
 
 @pytest.mark.parametrize(

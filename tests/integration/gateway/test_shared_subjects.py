@@ -1,0 +1,72 @@
+"""Streams on the same or overlapping subjects: hand-overs between them, and the messages that each gets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from nats.aio.client import Client as NatsClient
+
+import liftenvelope
+from liftenvelope.client import Client
+from liftenvelope.gateway import Gateway
+from liftenvelope.testing import NatsServer, run_nats_server
+from tests.conformance.actions import read
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    """A NATS server of these tests' own: gateways keep what they know in it."""
+    with run_nats_server(jetstream=True) as server:
+        yield server
+
+
+@pytest.fixture
+def nats_url(server: NatsServer) -> str:
+    return server.url
+
+
+@pytest.fixture
+async def client(nc: NatsClient) -> AsyncIterator[Client]:
+    async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+        yield client
+
+
+async def values(client: Client, stream: str, count: int) -> list[bytes]:
+    """Return the values of a stream once it has ``count`` messages."""
+    return [message.value for message in await read(client, stream, start=0, stop=count - 1)]
+
+
+@pytest.mark.parametrize("change", ["delete", "pause", "readonly"])
+@pytest.mark.parametrize("parts", [["a", "*"], ["*", "a"], ["a", "*", ">"]])
+async def test_widest_copy_takes_over_the_subject_whatever_the_order_of_creation(
+    client: Client, name: str, change: str, parts: list[str]
+) -> None:
+    copies = {part: f"{name}-{number}" for number, part in enumerate(parts)}
+    await client.create_stream(f"{name}.>", name)
+    for part, copy in copies.items():
+        await client.create_stream(f"{name}.{part}", copy)
+    if change == "delete":
+        await client.delete_stream(name)
+    elif change == "pause":
+        await client.pause_stream(name)
+    else:
+        await client.set_stream_readonly(name)
+    await client.publish_to_subject(f"{name}.b", b"1")
+    await client.publish_to_subject(f"{name}.a", b"2")
+    assert await values(client, copies["a"], 1) == [b"2"]
+    assert await values(client, copies["*"], 2) == [b"1", b"2"]
+    if ">" in parts:
+        await client.publish_to_subject(f"{name}.b.c", b"3")
+        assert await values(client, copies[">"], 3) == [b"1", b"2", b"3"]
+
+
+async def test_stream_on_the_subject_of_a_deleted_one_is_created_while_a_copy_records_it(
+    client: Client, name: str
+) -> None:
+    for number, part in enumerate((">", "a", ">")):
+        await client.create_stream(f"{name}.{part}", f"{name}-{number}")
+    await client.delete_stream(f"{name}-0")
+    await client.create_stream(f"{name}.>", f"{name}-0")
+    await client.publish_to_subject(f"{name}.b", b"1")
+    assert await values(client, f"{name}-0", 1) == [b"1"]
