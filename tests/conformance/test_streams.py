@@ -350,6 +350,26 @@ async def test_a_message_wakes_all_of_them(client: Client, name: str) -> None:
     assert await read_offsets(client, name, partition=1, start="earliest", stop="latest") == []
 
 
+@pytest.mark.parametrize("resumed_by", ["publish", "subscribe"])
+async def test_resume_all_of_some_partitions_is_heeded_for_a_partition_that_is_not_paused(
+    client: Client, nc: NatsClient, name: str, resumed_by: str
+) -> None:
+    await client.create_stream(name, name, partitions=3)
+    for partition in range(3):
+        await fill(client, name, 1, partition=partition)
+    await client.pause_stream(name, partitions=[0, 1], resume_all=True)
+    if resumed_by == "publish":
+        assert await fill(client, name, [b"resumes"], partition=2) == [1]
+    else:
+        assert await read_offsets(
+            client, name, partition=2, start="earliest", stop="latest", resume=True
+        ) == [0]
+    # Partitions that record their subjects again store messages of plain NATS.
+    for partition, subject in enumerate((name, f"{name}.1")):
+        await nc.publish(subject, b"plain")
+        assert await read_offsets(client, name, partition=partition, start="earliest", stop=1) == [0, 1]
+
+
 async def test_pausing_what_is_not_there(client: Client, name: str) -> None:
     with pytest.raises(NoSuchStreamError, match=name):
         await client.pause_stream(name)

@@ -100,7 +100,7 @@ class StreamRecord:
         created_ns: Creation time, in nanoseconds since 1970.
         group: NATS queue group; empty (the default) for none.
         replicas: Number of NATS servers that store each partition. Default 1.
-        resume_all: Whether a message for one paused partition resumes all of them. Default False.
+        resume_all: Whether a message for one partition resumes all paused ones. Default False.
         settings: Settings given in the request, by their names in the API.
         jetstream: Name of the JetStream stream that holds the partition, if it is not the usual one; empty
             (the default) for the usual name.
@@ -169,6 +169,15 @@ class StreamRecord:
     def has_partition(self, number: int) -> bool:
         """Return whether the stream has a partition of that number."""
         return 0 <= number < len(self.partitions)
+
+    def to_resume(self, partition: int) -> list[int]:
+        """Return the numbers of the paused partitions that a message for a partition resumes.
+
+        If the stream was paused with ``resume_all``, these are all paused ones, also if that one is none of
+        them.
+        """
+        woken = range(len(self.partitions)) if self.resume_all else [partition]
+        return [number for number in woken if self.partitions[number].paused]
 
     def subject_of(self, partition: int) -> str:
         """Return the subject that a partition records."""

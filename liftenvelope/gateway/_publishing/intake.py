@@ -98,7 +98,7 @@ class Intake:
         record = await self._core.partition(name, partition, since)
         if record.partitions[partition].readonly:
             raise RpcError(StatusCode.FAILED_PRECONDITION, "readonly partition")
-        if record.partitions[partition].paused:
+        if record.to_resume(partition):
             record = await self._streams.resume(name, partition)
         target = PublishTarget(record, partition, record.subject_of(partition), record.stream_of(partition))
         if len(self._targets) >= self._room:

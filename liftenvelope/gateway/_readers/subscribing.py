@@ -96,10 +96,10 @@ class SubscribeService:
             raise RpcError(StatusCode.INVALID_ARGUMENT, text)
         if not request.readISRReplica:
             self._core.check_leader(name, partition)
+        if request.resume and record.to_resume(partition):
+            return await self._streams.resume(name, partition)
         if record.partitions[partition].paused:
-            if not request.resume:
-                raise RpcError(StatusCode.INTERNAL, _PAUSED)
-            record = await self._streams.resume(name, partition)
+            raise RpcError(StatusCode.INTERNAL, _PAUSED)
         return record
 
     async def _serve(

@@ -308,7 +308,8 @@ class StreamService:
         Args:
             name: Name of the stream.
             numbers: Numbers of the partitions.
-            resume_all: Whether a message for one of them resumes all partitions of the stream. Default False.
+            resume_all: Whether a message for any partition of the stream resumes all paused ones. Default
+                False.
 
         Raises:
             RpcError: NOT_FOUND: the stream or a partition does not exist.
@@ -341,8 +342,7 @@ class StreamService:
         """
         async with self._changing(name) as before:
             _chosen(before, [partition])
-            woken = range(len(before.partitions)) if before.resume_all else [partition]
-            numbers = [number for number in woken if before.partitions[number].paused]
+            numbers = before.to_resume(partition)
             if not numbers:
                 return before
             now, events = time.time_ns(), self._events(resumed(name, numbers))
