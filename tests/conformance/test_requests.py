@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
@@ -55,6 +56,29 @@ async def subscribed(channel: Channel, request: api_pb2.SubscribeRequest) -> tup
 )
 async def test_stream_of_empty_name_does_not_exist(channel: Channel, method: str, request_: Message) -> None:
     assert (await refused(channel, method, request_)).code == StatusCode.NOT_FOUND
+
+
+async def test_refused_subscription_of_a_group_does_not_end_the_one_that_runs(
+    channel: Channel, client: Client, name: str
+) -> None:
+    await new_stream(client, name, 1)
+
+    def member(epoch: int, **fields: Any) -> api_pb2.SubscribeRequest:
+        consumer = api_pb2.Consumer(groupId=name, groupEpoch=epoch, consumerId="one")
+        return api_pb2.SubscribeRequest(stream=name, consumer=consumer, **fields)
+
+    raw = member(1, startPosition=api_pb2.EARLIEST).SerializeToString()
+    async with channel.server_stream(API + "Subscribe", raw) as running, asyncio.timeout(PATIENCE):
+        responses: list[bytes] = await running.receive() or []
+        stop = {"stopPosition": api_pb2.STOP_OFFSET, "stopOffset": 0}
+        _, end = await subscribed(channel, member(2, startPosition=api_pb2.NEW_ONLY, **stop))
+        assert end.code == StatusCode.INVALID_ARGUMENT
+        await client.publish(name, b"m1")
+        while len(responses) < 3:
+            found = await running.receive()
+            assert found is not None
+            responses += found
+    assert [api_pb2.Message.FromString(one).value for one in responses[1:]] == [b"m0", b"m1"]
 
 
 async def test_subscription_to_an_empty_name_finds_no_stream(channel: Channel) -> None:

@@ -38,6 +38,7 @@ class Read:
         any_replica: Whether any gateway may serve the subscription; False if only the leader may.
         member: Group id, group epoch and consumer id if a consumer group's member reads; None otherwise.
         confirmed: Whether the group's record has that member and that epoch.
+        holds: Whether the read has taken the partition over for its group.
         error: Error that ended the subscription; None for a clean end.
         ended: Whether the subscription was ended.
         became_readonly: Whether the partition became readonly, so that the read ends at the newest message.
@@ -52,7 +53,7 @@ class Read:
         self.member: tuple[str, int, str] | None = None
         if request.HasField("consumer"):
             self.member = (consumer.groupId, consumer.groupEpoch, consumer.consumerId)
-        self.confirmed = False
+        self.confirmed = self.holds = False
         self.error: RpcError | None = None
         self.ended = False
         self.became_readonly = False
@@ -94,25 +95,39 @@ class OpenReads:
         self._reads: dict[tuple[str, int], set[Read]] = {}
 
     def add(self, read: Read) -> None:
-        """Add a subscription. A read for a consumer group fences out the group's other reads.
-
-        Reads of the same group and partition with an older or equal epoch are ended. A confirmed epoch ranks
-        above every unconfirmed one.
+        """Add a subscription, so that it is told of changes.
 
         Raises:
-            RpcError: FAILED_PRECONDITION: a member with a newer epoch reads the partition.
+            RpcError: FAILED_PRECONDITION: a member of the same group with a newer epoch reads the partition.
         """
-        reads = self._reads.setdefault((read.record.name, read.partition), set())
-        if read.member is not None:
-            group, epoch, _ = read.member
-            others = [other for other in reads if other.member is not None and other.member[0] == group]
-            if any(_rank(other) > (read.confirmed, epoch) for other in others):
-                raise RpcError(StatusCode.FAILED_PRECONDITION, FENCED)
-            for other in others:
-                other.end(None)
-                reads.discard(other)
-        reads.add(read)
+        self._outranked(read)
+        self._reads.setdefault((read.record.name, read.partition), set()).add(read)
         self.open += 1
+
+    def take_over(self, read: Read) -> None:
+        """Fence out the group's other reads of the partition, if the read is for a consumer group.
+
+        Reads of the same group and partition with an older or equal epoch are ended. A confirmed epoch ranks
+        above every unconfirmed one. Called once the read is sure to begin: a request that is refused must not
+        end the read that a member already has.
+
+        Raises:
+            RpcError: FAILED_PRECONDITION: a member of the same group with a newer epoch reads the partition.
+        """
+        for other in self._outranked(read):
+            other.end(None)
+            self._reads[read.record.name, read.partition].discard(other)
+        read.holds = True
+
+    def _outranked(self, read: Read) -> list[Read]:
+        """Return the reads that a read would fence out; raise if one of them outranks it."""
+        if read.member is None:
+            return []
+        reads = self._reads.get((read.record.name, read.partition), ())
+        others = [r for r in reads if r.holds and r.member is not None and r.member[0] == read.member[0]]
+        if any(_rank(other) > _rank(read) for other in others):
+            raise RpcError(StatusCode.FAILED_PRECONDITION, FENCED)
+        return others
 
     def remove(self, read: Read) -> None:
         """Remove a subscription that is over. Called once for each that was added."""

@@ -19,6 +19,8 @@ from liftenvelope.jetstream.counting import is_stored
 from liftenvelope.rpc.status import RpcError, StatusCode
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from liftenvelope.gateway._cluster.records import StreamRecord
     from liftenvelope.gateway._core import Core
     from liftenvelope.gateway._partitions.feed import PartitionDelivery
@@ -43,6 +45,7 @@ async def read_backwards(
     request: api_pb2.SubscribeRequest,
     record: StreamRecord,
     read: Read,
+    confirm: Callable[[], Awaitable[None]],
 ) -> None:
     """Send messages from the start of a request down to its stop, or to the oldest message.
 
@@ -54,6 +57,7 @@ async def read_backwards(
         request: The request of the client.
         record: Record of the stream.
         read: The subscription; the read stops when it is ended.
+        confirm: Sends the first, empty message, which confirms the subscription.
 
     Raises:
         RpcError: UNKNOWN, "EOF": all messages were sent. INTERNAL: the partition is empty. INVALID_ARGUMENT:
@@ -64,8 +68,7 @@ async def read_backwards(
     if state.is_empty:
         raise RpcError(StatusCode.INTERNAL, "segment not found")
     start, stop = _start(request, state), _stop(request, state)
-    if await may_send(core, read):
-        await call.send([b""])
+    await confirm()
     framer = _native.gate.MessageFramer(request.stream, request.partition)
     size = min(max(_CHUNK_BYTES // max(state.bytes // state.messages, 1), 1), _CHUNK)
     while start >= stop and not read.ended:

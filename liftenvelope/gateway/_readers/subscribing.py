@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope import _native
@@ -107,7 +108,8 @@ class SubscribeService:
     ) -> None:
         stream = record.stream_of(request.partition)
         if request.reverse:
-            await read_backwards(self._core, call, request, record, read)
+            confirm = partial(self._confirm, call, read)
+            await read_backwards(self._core, call, request, record, read, confirm)
             return
         found = await self._bounds(request, record, stream)
         if found.is_over:
@@ -119,11 +121,16 @@ class SubscribeService:
         read.feed = feed
         try:
             await feed.open()
-            if await may_send(self._core, read):
-                await call.send([_HANDSHAKE])
+            await self._confirm(call, read)
             await self._send_all(call, request, found, read, feed)
         finally:
             await feed.close()
+
+    async def _confirm(self, call: ServerCall, read: Read) -> None:
+        """Let a read that nothing refuses take over its partition, and confirm it to the client."""
+        self._reads.take_over(read)
+        if await may_send(self._core, read):
+            await call.send([_HANDSHAKE])
 
     async def _bounds(self, request: api_pb2.SubscribeRequest, record: StreamRecord, stream: str) -> Bounds:
         state = await self._core.storage.state(stream)

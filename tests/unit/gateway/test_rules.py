@@ -304,19 +304,37 @@ def test_a_newer_epoch_ends_older_ones() -> None:
     reads, stream = OpenReads(), record()
     member = {"groupId": "g", "consumerId": "c"}
     old, other = read_of(stream, consumer={**member, "groupEpoch": 3}), read_of(stream)
-    reads.add(old)
-    reads.add(other)
+    for read in (old, other):
+        reads.add(read)
+        reads.take_over(read)
     with pytest.raises(RpcError, match="not currently assigned"):
         reads.add(read_of(stream, consumer={**member, "groupEpoch": 2}))
     new = read_of(stream, consumer={**member, "groupEpoch": 3})
     reads.add(new)
+    assert not old.ended  # the new one may still be refused
+    reads.take_over(new)
     # A clean end is how a member learns that it was fenced.
     assert (old.ended, old.error, other.ended, new.ended) == (True, None, False, False)
     reads.remove(old)
     with pytest.raises(RpcError, match="not currently assigned"):
         reads.add(read_of(stream, consumer={**member, "groupEpoch": 2}))
-    reads.add(read_of(stream, consumer={"groupId": "h", "groupEpoch": 0, "consumerId": "c"}))
+    elsewhere = read_of(stream, consumer={"groupId": "h", "groupEpoch": 0, "consumerId": "c"})
+    reads.add(elsewhere)
+    reads.take_over(elsewhere)
     assert not new.ended
+
+
+def test_a_newer_epoch_that_begins_first_fences_an_older_one_that_is_about_to() -> None:
+    reads, stream = OpenReads(), record()
+    older, newer = (
+        read_of(stream, consumer={"groupId": "g", "consumerId": "c", "groupEpoch": epoch}) for epoch in (1, 2)
+    )
+    reads.add(older)
+    reads.add(newer)
+    reads.take_over(newer)
+    with pytest.raises(RpcError, match="not currently assigned"):
+        reads.take_over(older)
+    assert not newer.ended
 
 
 def test_what_ends_a_read() -> None:
