@@ -393,6 +393,19 @@ async def test_readonly_and_back(client: Client, name: str) -> None:
     assert await fill(client, name, [b"again"], partition=0) == [2]
 
 
+@pytest.mark.parametrize("readonly", [True, False])
+async def test_readonly_times_change_with_each_request_even_if_the_state_does_not(
+    client: Client, name: str, readonly: bool
+) -> None:
+    await client.create_stream(name, name)
+    found = []
+    for _ in range(2):
+        await client.set_stream_readonly(name, readonly=readonly)
+        found.append((await client.fetch_partition_metadata(name, 0)).readonly_times)
+    once, twice = found
+    assert 0 < once.first_ns == once.latest_ns == twice.first_ns < twice.latest_ns
+
+
 async def test_readonly_of_what_is_not_there(client: Client, name: str) -> None:
     with pytest.raises(NoSuchStreamError, match=name):
         await client.set_stream_readonly(name)

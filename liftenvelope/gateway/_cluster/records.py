@@ -36,7 +36,7 @@ class PartitionRecord:
         source: Name of the JetStream stream that records the subject and from which the partition copies.
             None (the default) if the partition records its subject itself.
         paused_ns, first_paused_ns: Times of the last and of the first pause or resumption.
-        readonly_ns, first_readonly_ns: Times of the last and of the first change to readonly or writable.
+        readonly_ns, first_readonly_ns: Times of the last and of the first SetStreamReadonly.
     """
 
     paused: bool = False
@@ -59,9 +59,10 @@ class PartitionRecord:
         return replace(self, paused=paused, paused_ns=now_ns, first_paused_ns=self.first_paused_ns or now_ns)
 
     def with_readonly(self, readonly: bool, now_ns: int) -> Self:
-        """Return a copy of the record that is made readonly or writable at ``now_ns``."""
-        if readonly == self.readonly:
-            return self
+        """Return a copy of the record that is made readonly or writable at ``now_ns``.
+
+        As in Liftbridge, a change to what the partition already is counts as one.
+        """
         first = self.first_readonly_ns or now_ns
         return replace(self, readonly=readonly, readonly_ns=now_ns, first_readonly_ns=first)
 

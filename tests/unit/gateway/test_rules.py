@@ -144,7 +144,8 @@ def test_a_partition_keeps_when_it_was_changed() -> None:
     part = PartitionRecord().with_paused(True, 5).with_paused(True, 6).with_paused(False, 7)
     assert (part.paused, part.first_paused_ns, part.paused_ns) == (False, 5, 7)
     part = PartitionRecord().with_readonly(False, 5).with_readonly(True, 6)
-    assert (part.readonly, part.first_readonly_ns, part.readonly_ns, part.records) == (True, 6, 6, False)
+    assert (part.readonly, part.first_readonly_ns, part.readonly_ns, part.records) == (True, 5, 6, False)
+    assert part.with_readonly(True, 7).readonly_ns == 7
 
 
 # What streams can be made
