@@ -135,7 +135,7 @@ class LiftbridgeWrite:
         return sorted((one for lane in self._lanes.values() for one in lane.refusals), key=itemgetter(0))
 
     def add(self, batch: pa.RecordBatch, expected: pa.Int64Array | None = None) -> None:
-        """Publish a batch. On return, at most ``max_in_flight`` rows lack their ack.
+        """Publish a batch. On return, all rows are sent, and at most ``max_in_flight`` lack their ack.
 
         Args:
             batch: The rows.
@@ -150,6 +150,9 @@ class LiftbridgeWrite:
         self._rows += batch.num_rows
         for part in self._parts(batch, self._placing.of(batch), expected, first):
             self._publish(part)
+        # The source of the next batch may pause for any time, and nothing is sent meanwhile.
+        for lane in self._lanes.values():
+            lane.flush()
 
     def stop(self, error: LiftEnvelopeError) -> NoReturn:
         """End a write that can't continue: wait for the outcomes of the rows sent, then raise.

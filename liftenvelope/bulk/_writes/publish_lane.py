@@ -134,6 +134,16 @@ class PublishLane:
         )
         self.refusals.append((row, MessageTooLargeError(AckError.TOO_LARGE, text)))
 
+    def flush(self) -> None:
+        """Wait until no row waits for the server's flow-control windows. Acks may still be outstanding.
+
+        Raises:
+            TransportError, AckTimeoutError: As for :meth:`publish`.
+        """
+        self._heard = time.monotonic()
+        while self._call.unsent and self._receive():
+            pass
+
     def settle(self) -> None:
         """Wait until every row sent has its outcome.
 

@@ -517,6 +517,18 @@ def test_write_retries_while_no_broker_knows_its_stream(
     assert values(address, name) == table(7)["value"].to_pylist()
 
 
+def test_rows_are_sent_before_the_source_is_asked_for_more(address: str, name: str) -> None:
+    create(address, name)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield table(1, size=300_000).to_batches()[0]  # flow-control windows of Liftbridge begin with 64 KiB
+        wait_for("the first row", lambda: bulk.count(address, name) == 1)
+        yield table(1).to_batches()[0]
+
+    data = pa.RecordBatchReader.from_batches(table(1).schema, batches())
+    assert bulk.write(address, name, data).offsets == {0: (0, 1)}
+
+
 def test_write_ends_when_its_stream_was_deleted_between_batches(address: str, name: str) -> None:
     create(address, name)
     with FaultProxy(address) as proxy:
