@@ -16,7 +16,7 @@ from liftenvelope.arrow import request_columns
 from liftenvelope.bulk._engine.event_log import log
 from liftenvelope.bulk._liftbridge.brokers import Brokers
 from liftenvelope.bulk._outgoing import Written
-from liftenvelope.bulk._writes.placing import Placing, byte_column
+from liftenvelope.bulk._writes.placing import Placing, byte_column, taken
 from liftenvelope.bulk._writes.publish_lane import PublishLane
 from liftenvelope.bulk.errors import WriteFailedError
 from liftenvelope.client.publish_checks import check_published_stream
@@ -218,7 +218,7 @@ class LiftbridgeWrite:
             which = pc.indices_nonzero(pc.is_in(partitions, value_set=pa.array(numbers, pa.int32())))
             offsets = None if expected is None else _numbers(expected.take(which))
             numbered = [first + i for i in which.to_pylist()]
-            yield _Part(batch.take(which), _numbers(partitions.take(which)), offsets, numbered)
+            yield _Part(taken(batch, which), _numbers(partitions.take(which)), offsets, numbered)
 
     def _connect(self, partitions: Iterable[int]) -> None:
         """Open the calls for partitions; wait until the leaders of new partitions record messages.

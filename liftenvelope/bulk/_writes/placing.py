@@ -20,7 +20,7 @@ else:
 
     pc = require("pyarrow.compute", "bulk")
 
-__all__ = ["Placing", "byte_column"]
+__all__ = ["Placing", "byte_column", "taken"]
 
 _KINDS: Final = (
     pa.types.is_binary,
@@ -32,6 +32,7 @@ _KINDS: Final = (
     pa.types.is_string_view,
     pa.types.is_null,
 )
+_VIEWS: Final = (pa.binary_view(), pa.string_view())
 
 
 class Placing:
@@ -86,7 +87,7 @@ class Placing:
             return given
         # The partitioner sees these rows alone, so its choice does not depend on how rows are batched.
         without = given.is_null()
-        return pc.replace_with_mask(given, without, self._chosen(batch.filter(without)))
+        return pc.replace_with_mask(given, without, self._chosen(taken(batch, pc.indices_nonzero(without))))
 
     def _chosen(self, batch: pa.RecordBatch) -> pa.Int32Array:
         """Return the partition of each row that has none of its own."""
@@ -126,7 +127,7 @@ def _numbers(column: pa.Array) -> pa.Int32Array:
 
 
 def byte_column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
-    """Return a column of binary or string; None if there is no column of that name.
+    """Return a column of binary or string, without a dictionary; None if there is no column of that name.
 
     Raises:
         UsageTypeError: The column has another type.
@@ -137,7 +138,27 @@ def byte_column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not any(check(kind) for check in _KINDS):
         raise UsageTypeError(f"data: column {name!r} must be of binary or string, got {column.type}")
+    if pa.types.is_dictionary(column.type):
+        # Not dictionary_decode(), which can't decode views, such as those of a Categorical of polars.
+        return column.dictionary.cast(pa.large_binary()).take(column.indices)
     return column
+
+
+def taken(batch: pa.RecordBatch, rows: pa.UInt64Array) -> pa.RecordBatch:
+    """Return some rows of a batch, with the columns that a server stores.
+
+    Raises:
+        UsageTypeError: As for :func:`byte_column`.
+    """
+    columns = {}
+    for name in ("value", "key"):
+        if (column := byte_column(batch, name)) is not None:
+            # Arrow can't take rows of views, such as the strings of polars.
+            plain = column.cast(pa.large_binary()) if column.type in _VIEWS else column
+            columns[name] = plain.take(rows)
+    if "headers" in batch.schema.names:
+        columns["headers"] = batch.column("headers").take(rows)
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def _bytes(batch: pa.RecordBatch, name: str) -> list[bytes | None]:

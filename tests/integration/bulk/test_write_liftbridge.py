@@ -99,6 +99,27 @@ def test_each_kind_of_arrow_data(address: str, name: str) -> None:
     assert values(address, name) == [b"a", b"", "é".encode() * 80] * len(kinds) + [b"x", b"y", b"x"]
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_binary(), pa.string_view(), pa.binary_view()])
+@pytest.mark.parametrize("index", [pa.int8(), pa.uint32(), pa.int64(), pa.uint64()])
+def test_dictionaries_are_decoded(address: str, name: str, kind: pa.DataType, index: pa.DataType) -> None:
+    """A Categorical of polars is a dictionary of views with unsigned indices."""
+    create(address, name, partitions=2)
+    places = pa.array([0, 1, None, 1], index)
+    keys = pa.DictionaryArray.from_arrays(places, pa.array(["a", "bc"], kind))
+    words = pa.DictionaryArray.from_arrays(places.fill_null(1), pa.array(["x", "yz"], kind))
+    bulk.write(address, name, pa.table({"value": words, "key": keys}).slice(1), partitioner=lambda *_: 1)
+    found = bulk.read(address, name, partitions=1, columns=["value", "key"]).read_all()
+    assert found["value"].to_pylist() == [b"yz"] * 3
+    assert [key or b"" for key in found["key"].to_pylist()] == [b"bc", b"", b"bc"]
+
+
+def test_dictionary_of_another_type_is_refused(address: str, name: str) -> None:
+    create(address, name)
+    data = pa.table({"value": ["a"], "key": pa.array([1.5]).dictionary_encode()})
+    with pytest.raises(UsageError, match="column 'key' must be of binary or string, got dictionary"):
+        bulk.write(address, name, data)
+
+
 class TestPartitions:
     def test_partitions_are_chosen_as_the_client_chooses(self, address: str, name: str) -> None:
         create(address, name, partitions=3)
@@ -132,6 +153,21 @@ class TestPartitions:
         found = bulk.read(address, name, partitions=1, columns=["value"]).read_all()["value"].to_pylist()
         assert found == [b"3"] * 3
 
+    @pytest.mark.parametrize("kind", [pa.string(), pa.string_view(), pa.binary_view()])
+    def test_some_rows_of_views_name_none(self, address: str, name: str, kind: pa.DataType) -> None:
+        create(address, name, partitions=2)
+        numbers = pa.array([1, None, 1, None])
+        words = pa.array(["a", "b" * 20, "c", "d"], kind)
+        data = pa.table({"partition": numbers, "value": words, "key": words})
+        seen = []
+
+        def choose(key: bytes | None, value: bytes, partitions: int) -> int:
+            seen.append((key, value))
+            return 0
+
+        assert bulk.write(address, name, data, partitioner=choose).offsets == {0: (0, 1), 1: (0, 1)}
+        assert seen == [(b"b" * 20, b"b" * 20), (b"d", b"d")]
+
     def test_missing_partition_is_refused(self, address: str, name: str) -> None:
         create(address, name)
         with pytest.raises(NoSuchPartitionError, match="no partition 1"):
@@ -159,6 +195,7 @@ class TestPartitions:
 
     def write_to_six(self, address: str, name: str) -> None:
         data = table(5004).append_column("partition", pa.array([i % 6 for i in range(5004)], pa.int32()))
+        data = data.set_column(0, "value", data["value"].cast(pa.binary_view()))  # as from polars
         assert bulk.write(address, name, data, max_in_flight=500).offsets == dict.fromkeys(range(6), (0, 833))
         # The row is named by its number in the table, whichever call it went over.
         spoilt = pa.array([b"x" * (2_000_000 if i == 2999 else 1) for i in range(5004)])
