@@ -32,6 +32,7 @@ from liftenvelope.gateway._partitions.recordings import (
     recorded_subject,
 )
 from liftenvelope.gateway._partitions.replicas import Replicas
+from liftenvelope.gateway._partitions.sources import copied_sequence, copied_subject, distinct_source
 from liftenvelope.jetstream.api import parse_ns
 from liftenvelope.jetstream.stream_config import StreamConfig, StreamSource, SubjectTransform
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -51,7 +52,7 @@ _log: Final = logging.getLogger("liftenvelope.gateway")
 _SHORTEST_AGE: Final = 0.1
 #: Interval in seconds of the checks whether a copy has caught up with its source.
 _LOOK: Final = 0.02
-#: Header that nats-server adds to copied messages: name of the source, sequence there, and more.
+#: Header that nats-server adds to copied messages; see :func:`copied_sequence`.
 _COPIED_FROM: Final = "Nats-Stream-Source"
 #: Entry of the metadata of a partition with the id of the record that it was made for.
 RECORD_ID: Final = "liftenvelope"
@@ -288,9 +289,7 @@ class Storage:
         try:
             await update(config)
         except SubjectsOverlapError:
-            source = await self._source(config)
-            # In two steps, so that the progress of the earlier source does not apply to the new one.
-            await update(replace(config, subjects=(nothing(config.name),)))
+            source = distinct_source(await self._source(config), recorded_subject(record, partition))
             await update(replace(config, subjects=(), sources=(source,)))
             return source.name
         return None
@@ -404,7 +403,7 @@ class Storage:
             last = await self._last_to_copy(source, recorded_subject(record, partition))
             if last < (source.opt_start_seq or 1):
                 continue
-            copied = await _last_copied(copy, source.name)
+            copied = await _last_copied(copy, source)
             if copied is None:
                 started = [one for one in copy.cached_info.sources if one.active >= 0]
                 is_done = any(one.name == source.name and one.lag == 0 for one in started)
@@ -421,7 +420,7 @@ class Storage:
             if any(covers(other, subject) for other in owner.cached_info.config.subjects):
                 return 0
             # Only the leader is certain to have the newest message.
-            message = await owner.get_message(last_by_subject=source.filter_subject or ">", direct=False)
+            message = await owner.get_message(last_by_subject=copied_subject(source), direct=False)
         except (StreamNotFoundError, MessageNotFoundError):
             return 0
         return message.sequence
@@ -472,7 +471,7 @@ class Storage:
         )
 
 
-async def _last_copied(copy: Stream, source: str) -> int | None:
+async def _last_copied(copy: Stream, source: StreamSource) -> int | None:
     """Return the sequence in the source of the last copied message; None if the copy no longer has it."""
     newest = copy.cached_info.state.last_seq
     if not newest:
@@ -481,5 +480,4 @@ async def _last_copied(copy: Stream, source: str) -> int | None:
         message = await copy.get_message(newest, direct=False)
     except MessageNotFoundError:
         return None
-    name, _, rest = message.headers.get(_COPIED_FROM, "").partition(" ")
-    return int(rest.split()[0]) if name == source else 0
+    return copied_sequence(message.headers.get(_COPIED_FROM, ""), source)

@@ -11,7 +11,7 @@ import liftenvelope
 from liftenvelope.client import Client
 from liftenvelope.gateway import Gateway
 from liftenvelope.testing import NatsServer, run_nats_server
-from tests.conformance.actions import read
+from tests.conformance.actions import fill, read
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +70,54 @@ async def test_stream_on_the_subject_of_a_deleted_one_is_created_while_a_copy_re
     await client.create_stream(f"{name}.>", f"{name}-0")
     await client.publish_to_subject(f"{name}.b", b"1")
     assert await values(client, f"{name}-0", 1) == [b"1"]
+
+
+@pytest.mark.parametrize(
+    ("wide", "part", "change"),
+    [("", "", "pause"), ("", "", "readonly"), (".*", ".*", "readonly"), (".>", ".a", "pause")],
+)
+async def test_copy_lacks_the_messages_of_the_times_when_it_was_paused_or_readonly(
+    client: Client, name: str, wide: str, part: str, change: str
+) -> None:
+    subject, copy = f"{name}.a" if part else name, f"{name}-copy"
+    await client.create_stream(f"{name}{wide}", name)
+    await client.create_stream(f"{name}{part}", copy)
+    await client.publish_to_subject(subject, b"a")
+    expected = [b"a"]
+    for missed, stored in ((b"b", b"c"), (b"d", b"e")):
+        assert await values(client, copy, len(expected)) == expected  # a copy lags behind the acks
+        expected.append(stored)
+        if change == "pause":
+            await client.pause_stream(copy)
+            await client.publish_to_subject(subject, missed)
+            await client.publish(copy, stored)
+        else:
+            await client.set_stream_readonly(copy)
+            await client.publish_to_subject(subject, missed)
+            await client.set_stream_readonly(copy, readonly=False)
+            await client.publish_to_subject(subject, stored)
+    assert await values(client, name, 5) == [b"a", b"b", b"c", b"d", b"e"]
+    assert await values(client, copy, 3) == expected
+
+
+@pytest.mark.parametrize("change", ["pause", "readonly"])
+async def test_copy_that_has_recorded_the_subject_itself_stores_each_message_once(
+    client: Client, name: str, change: str
+) -> None:
+    copy = f"{name}-copy"
+    for stream in (name, copy):
+        await client.create_stream(name, stream)
+    await fill(client, name, [b"a"])
+    await client.pause_stream(name)
+    await fill(client, copy, [b"b"])
+    await fill(client, name, [b"c"])  # resumes the first stream, which copies from the other one from now on
+    assert await values(client, copy, 3) == [b"a", b"b", b"c"]
+    assert await values(client, name, 2) == [b"a", b"c"]
+    if change == "pause":
+        await client.pause_stream(copy)
+    else:
+        await client.set_stream_readonly(copy)
+        await client.set_stream_readonly(copy, readonly=False)
+    await fill(client, copy, [b"d"])
+    assert await values(client, copy, 4) == [b"a", b"b", b"c", b"d"]
+    assert await values(client, name, 3) == [b"a", b"c", b"d"]
