@@ -13,7 +13,7 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.client import Client
 from liftenvelope.rpc.aio import Channel
 from liftenvelope.rpc.status import RpcError, StatusCode
-from tests.conformance.actions import PATIENCE, new_stream
+from tests.conformance.actions import PATIENCE, new_stream, read_offsets
 from tests.conformance.conftest import Server
 
 API = "/proto.API/"
@@ -155,6 +155,22 @@ async def test_expected_offset_that_no_message_has_is_incorrect(
     answer = api_pb2.PublishResponse.FromString(await anext(call))
     assert answer.asyncError.code == api_pb2.PublishAsyncError.INCORRECT_OFFSET
     call.cancel()
+
+
+async def test_publish_to_subject_expects_the_first_offset_of_a_stream_that_checks_offsets(
+    channel: Channel, client: Client, name: str
+) -> None:
+    await new_stream(client, name, optimistic_concurrency=True)
+    request = api_pb2.PublishToSubjectRequest(subject=name, value=b"x", correlationId="id")
+    acks = []
+    for _ in range(2):
+        raw = await channel.unary(API + "PublishToSubject", request.SerializeToString(), timeout=PATIENCE)
+        acks.append(api_pb2.PublishToSubjectResponse.FromString(raw).ack)
+    errors = [api_pb2.Ack.OK, api_pb2.Ack.INCORRECT_OFFSET]
+    assert [(ack.ackError, ack.msgSubject, ack.correlationId) for ack in acks] == [
+        (error, name, "id") for error in errors
+    ]
+    assert await read_offsets(client, name, start="earliest", stop="latest") == [0]
 
 
 async def test_metadata_has_the_times_of_events_that_have_not_occurred(

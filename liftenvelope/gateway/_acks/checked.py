@@ -6,6 +6,8 @@ NATS messages: the partition's leader receives them from the subject and publish
 header. As in Liftbridge, messages that arrive while the partition has no leader are neither stored nor acked.
 Nor are messages that arrive while too many wait for JetStream.
 
+A plain value expects offset 0, as in Liftbridge: it is stored only as the first message of its partition.
+
 The :class:`~liftenvelope.gateway._acks.reader.PartitionAckReader` acks stored messages, as for all
 streams. This module sends the refusals.
 """
@@ -50,6 +52,8 @@ __all__ = ["CheckedIntake", "wait_for_intakes"]
 
 #: Offset in an envelope that expects no particular offset.
 _ANY_OFFSET: Final = -1
+#: Offset that a plain value expects: Liftbridge reads its missing field as 0.
+_FIRST_OFFSET: Final = 0
 #: JetStream's error code for a lack of resources.
 _NO_RESOURCES: Final = 10023
 #: Timeout of one request and pause between two, in seconds.
@@ -65,7 +69,8 @@ class CheckedIntake:
         partition: Number of the partition.
         inboxes: Allowed ack inboxes and reply subjects.
         held: Bytes that wait for JetStream. If there is no room for a message, it is refused.
-        on_error: Called with the error if a message is not stored for a reason other than its offset.
+        on_error: Called with the error if a message is not stored for a reason other than its offset, and,
+            now and then, if plain values are not.
     """
 
     def __init__(
@@ -118,8 +123,8 @@ class CheckedIntake:
         try:
             message = unmarshal_message(msg.data)
         except EnvelopeError:
-            message = None  # a plain value, which expects nothing
-        expected = _ANY_OFFSET if message is None else message.offset
+            message = None  # a plain value
+        expected = _FIRST_OFFSET if message is None else message.offset
         options: Any = {"retry_attempts": 0}  # a retry would change the order
         if expected != _ANY_OFFSET:
             options["expected_last_sequence"] = expected
@@ -152,8 +157,13 @@ class CheckedIntake:
         if stored.cancelled():
             return
         error = stored.exception()
-        if isinstance(error, WrongLastSequenceError) and message is not None:
-            self._refuse(msg, message)
+        if isinstance(error, WrongLastSequenceError):
+            if message is not None:
+                self._refuse(msg, message)
+            elif self._throttle.admits("plain", asyncio.get_running_loop().time()):
+                # A plain value names no inbox, so nobody else would hear of it.
+                text = f"a plain value is not stored, as it is not the first message: {error.description}"
+                self._on_error(WrongLastSequenceError(error.code, text, error.err_code))
         elif isinstance(error, LiftEnvelopeError) and not isinstance(error, NoJetStreamError):
             self._on_error(error)  # else the partition is paused or readonly: no ack
         is_unknown = isinstance(error, AckTimeoutError) or (isinstance(error, TransportError) and error.sent)

@@ -17,7 +17,7 @@ from liftenvelope._pb import api_pb2
 from liftenvelope.envelope import new_message
 from liftenvelope.errors import LiftEnvelopeError, NoJetStreamError
 from liftenvelope.gateway._clients.counts import reason_of
-from liftenvelope.gateway._protocol.failures import TOO_LARGE, status_of
+from liftenvelope.gateway._protocol.failures import TOO_LARGE, WRONG_OFFSET, status_of
 from liftenvelope.gateway._protocol.requests import read_request, without_content
 from liftenvelope.gateway._publishing.intake import Intake
 from liftenvelope.gateway._publishing.session import PublishSession
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["PublishService"]
 
 _NONE: Final = api_pb2.NONE
+#: Errors that PublishToSubject answers with an ack, by their texts.
+_ACK_ERRORS: Final = {TOO_LARGE: api_pb2.Ack.TOO_LARGE, WRONG_OFFSET: api_pb2.Ack.INCORRECT_OFFSET}
 
 
 class PublishService:
@@ -127,7 +129,9 @@ class PublishService:
     async def publish_to_subject(self, call: ServerCall) -> None:
         """Serve PublishToSubject: publish on a subject that any stream may record.
 
-        A message that is too large is answered with the ack error ``TOO_LARGE``.
+        A message that is too large is answered with the ack error ``TOO_LARGE``. A stream that checks offsets
+        stores the message only as its first one, as in Liftbridge: the request names no expected offset,
+        which stands for 0. Later messages are answered with ``INCORRECT_OFFSET``.
 
         Raises:
             RpcError: UNKNOWN: no subject is named. INVALID_ARGUMENT: the subject or the ack inbox is not
@@ -150,15 +154,14 @@ class PublishService:
                     sent.add_done_callback(_forget)
                 else:
                     response.ack.CopyFrom(await self._acked(request, sent, received_ns))
-            except RpcError as exc:
-                if exc.description != TOO_LARGE:
-                    raise
+            except LiftEnvelopeError as exc:
+                status = status_of(exc)
+                if status.description not in _ACK_ERRORS:
+                    raise status from exc
                 counted.fail(reason_of(exc))
-                refusal = api_pb2.Ack(ackError=api_pb2.Ack.TOO_LARGE, msgSubject=request.subject)
+                refusal = api_pb2.Ack(ackError=_ACK_ERRORS[status.description], msgSubject=request.subject)
                 response.ack.CopyFrom(refusal)
                 response.ack.correlationId = request.correlationId
-            except LiftEnvelopeError as exc:
-                raise status_of(exc) from exc
             await call.send([response.SerializeToString()])
 
     async def _send(
@@ -169,9 +172,9 @@ class PublishService:
             raise RpcError(StatusCode.UNKNOWN, "nats: invalid subject")
         self._core.subjects.check_published(request.subject)
         self._core.ack_inboxes.check(request.ackInbox)
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"expected_offset": 0}
         if request.ackInbox:
-            options = {
+            options |= {
                 "ack_inbox": request.ackInbox,
                 "correlation_id": request.correlationId,
                 "ack_policy": request.ackPolicy,
