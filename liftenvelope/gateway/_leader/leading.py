@@ -24,7 +24,7 @@ from liftenvelope.gateway._leader.bindings import Bindings
 from liftenvelope.gateway._leader.compaction import CompactionBudget
 from liftenvelope.gateway._leader.led_partition import LedPartition
 from liftenvelope.gateway._partitions.probes import remove_old_probes
-from liftenvelope.gateway._partitions.recordings import is_as_recorded
+from liftenvelope.gateway._partitions.recordings import is_as_recorded, width_order
 from liftenvelope.gateway._streams.orphans import remove_all_orphans
 from liftenvelope.jetstream.watch import watch_of
 
@@ -354,8 +354,11 @@ class Leading:
             self._look_again()
 
     async def _check_subjects(self, names: Iterable[str]) -> None:
-        """Repair the subjects of streams: a gateway may have died between two steps of a change."""
-        for name in await self._to_check(set(names)):
+        """Repair the subjects of streams: a gateway may have died between two steps of a change.
+
+        The widest subjects come first: of two that overlap, JetStream refuses the wider one beside the other.
+        """
+        for name in sorted(await self._to_check(set(names)), key=self._width):
             try:
                 await self._streams.repairs.repair(name)
             except StreamNotFoundError:
@@ -364,6 +367,10 @@ class Leading:
                 _log.warning("could not check the subjects of stream %s, retrying: %s", name, exc)
                 self._check = True
                 self._look_again()
+
+    def _width(self, name: str) -> tuple[int, ...]:
+        record = self._core.registry.known(name)
+        return width_order("" if record is None else record.subject)
 
     async def _to_check(self, names: set[str]) -> set[str]:
         """Return the streams whose subjects must be checked one by one.

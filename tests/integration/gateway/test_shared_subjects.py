@@ -11,7 +11,8 @@ import liftenvelope
 from liftenvelope.client import Client
 from liftenvelope.gateway import Gateway
 from liftenvelope.testing import NatsServer, run_nats_server
-from tests.conformance.actions import fill, read
+from tests.conformance.actions import eventually, fill, read
+from tests.handled import handled
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,31 @@ async def test_widest_copy_takes_over_the_subject_whatever_the_order_of_creation
     if ">" in parts:
         await client.publish_to_subject(f"{name}.b.c", b"3")
         assert await values(client, copies[">"], 3) == [b"1", b"2", b"3"]
+
+
+async def test_gateway_that_starts_after_a_death_in_a_hand_over_gives_the_subject_to_the_widest_copy(
+    nc: NatsClient, name: str
+) -> None:
+    """The dead gateway had noted the pause and stopped the recording, and not yet attached the copies."""
+    async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+        await client.create_stream(f"{name}.>", name)
+        for number, part in enumerate("abcd*"):
+            await client.create_stream(f"{name}.{part}", f"{name}-{number}")
+        assert gateway._running is not None
+        core = gateway._running.core
+        record = core.registry.known(name)
+        assert record is not None
+        paused = {0: record.partitions[0].with_paused(True, 1)}
+        await core.registry.change(name, lambda known: known.with_partitions(paused))
+        await core.storage.detach(record, 0)
+    async with Gateway(nc) as gateway, liftenvelope.connect([gateway.address]) as client:
+
+        async def is_stored() -> bool:
+            await nc.publish(f"{name}.e", b"1")
+            await handled(nc)
+            return (await client.fetch_partition_metadata(f"{name}-4")).newest_offset >= 0
+
+        await eventually(is_stored)
 
 
 async def test_stream_on_the_subject_of_a_deleted_one_is_created_while_a_copy_records_it(
