@@ -45,6 +45,9 @@ else:
 
 __all__ = ["LiftbridgeWrite"]
 
+#: Seconds without rows after which the next rows go over new connections. A firewall may have dropped an idle
+#: one without a sign, and rows sent over it would be lost without an ack.
+_PAUSE: Final = 30.0
 #: Random bytes in the prefix of correlation ids.
 _IDENT: Final = 6
 #: Errors about a row begin with its number in the part that was encoded.
@@ -57,7 +60,8 @@ class LiftbridgeWrite:
     Rows go to the leader of their partition, over one call per broker. If a call ends while every row sent
     has its outcome, the write makes a new call, and tries that for ``reconnect_wait`` seconds. If a call ends
     with rows in flight, the write fails, since it is unknown whether these rows are stored. After a refused
-    row, no more rows are sent.
+    row, no more rows are sent. After 30 s without rows, the write waits for the acks of all rows sent and
+    makes new calls.
 
     Args:
         target: Servers and connection options.
@@ -97,6 +101,8 @@ class LiftbridgeWrite:
         self._routes: dict[int, PublishLane] = {}
         self._rows = self._acked = self._bytes = 0
         self._offsets: dict[int, tuple[int, int]] = {}
+        # When the last batch was sent.
+        self._used = 0.0
 
     def open(self) -> None:
         """Look the stream up and divide the window among its brokers.
@@ -142,10 +148,12 @@ class LiftbridgeWrite:
             expected: Offset that each row must get, in a stream with optimistic concurrency; None for any.
 
         Raises:
-            WriteFailedError: A row was refused.
+            WriteFailedError: A row was refused, or its outcome is unknown.
             LiftEnvelopeError: The write can't continue, for example because a row is invalid or no server can
                 be reached. Pass the error to :meth:`stop`.
         """
+        if self._lanes and time.monotonic() - self._used > _PAUSE:
+            self._end_calls()
         first = self._rows
         self._rows += batch.num_rows
         for part in self._parts(batch, self._placing.of(batch), expected, first):
@@ -153,6 +161,7 @@ class LiftbridgeWrite:
         # The source of the next batch may pause for any time, and nothing is sent meanwhile.
         for lane in self._lanes.values():
             lane.flush()
+        self._used = time.monotonic()
 
     def stop(self, error: LiftEnvelopeError) -> NoReturn:
         """End a write that can't continue: wait for the outcomes of the rows sent, then raise.
@@ -188,10 +197,18 @@ class LiftbridgeWrite:
         Raises:
             WriteFailedError: A row was refused, or its outcome is unknown.
         """
+        self._end_calls()
+        return Written(self._acked, self._bytes, 0, dict(sorted(self._offsets.items())))
+
+    def _end_calls(self) -> None:
+        """Wait for all acks and close the calls. Rows that follow get new calls.
+
+        Raises:
+            WriteFailedError: As for :meth:`settle`.
+        """
         self.settle()
         for lane in list(self._lanes.values()):
             self._retire(lane)
-        return Written(self._acked, self._bytes, 0, dict(sorted(self._offsets.items())))
 
     # Routing
 

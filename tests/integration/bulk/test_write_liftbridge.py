@@ -566,6 +566,24 @@ def test_rows_are_sent_before_the_source_is_asked_for_more(address: str, name: s
     assert bulk.write(address, name, data).offsets == {0: (0, 1)}
 
 
+def test_write_makes_a_new_connection_after_a_pause(
+    address: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old one may be dead without a sign."""
+    monkeypatch.setattr("liftenvelope.bulk._writes.liftbridge._PAUSE", 0.0)
+    create(address, name)
+    with FaultProxy(address) as proxy:
+        access = Access(address_map={address: proxy.address}, timeout=30)
+        with closing(TableWrite(proxy.address, name, access=access)) as job:
+            job.open()
+            job.add(job.reader(table(10)))
+            before = proxy.connections
+            job.add(job.reader(table(10)))
+            assert proxy.connections > before
+            assert job.finish() == bulk.Written(20, 200, 0, {0: (0, 19)})
+    assert values(address, name) == table(10)["value"].to_pylist() * 2
+
+
 def test_write_ends_when_its_stream_was_deleted_between_batches(address: str, name: str) -> None:
     create(address, name)
     with FaultProxy(address) as proxy:
