@@ -799,7 +799,7 @@ class BlockingClient(Blocking):
         Args:
             name: Name of the stream.
             partitions: Numbers of the partitions; None, the default, for all.
-            resume_all: Whether a publish to one of the partitions wakes all of them. Default False.
+            resume_all: Whether a publish to any partition of the stream wakes all paused ones. Default False.
             timeout: Seconds for the whole call. Default: the client's ``timeout``.
 
         Raises:
