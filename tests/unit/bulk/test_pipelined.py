@@ -9,6 +9,7 @@ import pytest
 
 from liftenvelope import bulk
 from liftenvelope.bulk import Access, WriteFailedError
+from liftenvelope.bulk._jetstream.nats_socket import NatsSocket
 from liftenvelope.bulk._writes.publisher import WriteLink
 from tests.unit.hostile_nats import FakeNats, msg, usual
 
@@ -28,11 +29,13 @@ class LateAcks:
         self.server = FakeNats(self)
         self.ends_again = ends_again
         self.again: list[int] = []
+        #: The connection that carried the newest row.
+        self.carrier: NatsSocket | None = None
         self._is_heard = False
 
     def look(self, link: WriteLink, heard: Callable[[], bool]) -> None:
         """Do as ``WriteLink.look``, but wait for late acks after the first piece of the next connection."""
-        if len(self.server.received) > 1 and not self._is_heard:
+        if len(self.server.received) > 1 and self.carrier is link.socket and not self._is_heard:
             self._is_heard = True
             assert link.socket.fill(60)
             heard()
@@ -65,7 +68,15 @@ def listen_to(late: LateAcks, monkeypatch: pytest.MonkeyPatch) -> None:
     def look(link: WriteLink, heard: Callable[[], bool]) -> None:
         late.look(link, heard)
 
+    send = NatsSocket.send
+
+    def sent(socket: NatsSocket, data: bytes, deadline: float | None = None) -> None:
+        if b"PUB s " in data:
+            late.carrier = socket
+        send(socket, data, deadline)
+
     monkeypatch.setattr(WriteLink, "look", look)
+    monkeypatch.setattr(NatsSocket, "send", sent)
 
 
 def write(url: str, access: Access) -> bulk.Written:
