@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -521,10 +521,25 @@ def test_write_continues_after_a_restart_of_the_server_between_batches(name: str
             assert job.finish() == bulk.Written(20, 200, 0, {0: (0, 19)})
 
 
+@contextmanager
+def write_to_a_deleted_stream(address: str, name: str, reconnect_wait: float) -> Iterator[TableWrite]:
+    """A write that has stored ten rows. Since then its stream was deleted, and its connections were cut."""
+    create(address, name)
+    with FaultProxy(address) as proxy:
+        access = Access(address_map={address: proxy.address}, reconnect_wait=reconnect_wait)
+        with closing(TableWrite(proxy.address, name, access=access)) as job:
+            job.open()
+            job.add(job.reader(table(10)))
+            job.settle()
+            with liftenvelope.connect_blocking(address) as client:
+                client.delete_stream(name)
+            proxy.cut()
+            yield job
+
+
 def test_write_retries_while_no_broker_knows_its_stream(
     address: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(address, name)
     find, refusals = Brokers.leader, 0
 
     # NOT REAL: the stream is deleted, and created when the write has missed it. A server that replays its
@@ -538,18 +553,10 @@ def test_write_retries_while_no_broker_knows_its_stream(
             create(address, name)
             raise
 
-    with FaultProxy(address) as proxy:
-        access = Access(address_map={address: proxy.address}, reconnect_wait=60)
-        with closing(TableWrite(proxy.address, name, access=access)) as job:
-            job.open()
-            job.add(job.reader(table(10)))
-            job.settle()
-            with liftenvelope.connect_blocking(address) as client:
-                client.delete_stream(name)
-            proxy.cut()
-            monkeypatch.setattr(Brokers, "leader", leader)
-            job.add(job.reader(table(7)))
-            assert job.finish().acked == 17
+    with write_to_a_deleted_stream(address, name, 60) as job:
+        monkeypatch.setattr(Brokers, "leader", leader)
+        job.add(job.reader(table(7)))
+        assert job.finish().acked == 17
     assert refusals == 1
     assert values(address, name) == table(7)["value"].to_pylist()
 
@@ -585,18 +592,11 @@ def test_write_makes_a_new_connection_after_a_pause(
 
 
 def test_write_ends_when_its_stream_was_deleted_between_batches(address: str, name: str) -> None:
-    create(address, name)
-    with FaultProxy(address) as proxy:
-        access = Access(address_map={address: proxy.address}, reconnect_wait=0.5)
-        with closing(TableWrite(proxy.address, name, access=access)) as job:
-            job.open()
-            job.add(job.reader(table(10)))
-            job.settle()
-            with liftenvelope.connect_blocking(address) as client:
-                client.delete_stream(name)
-            proxy.cut()
-            with pytest.raises(WriteFailedError, match="10 rows are stored: there is no stream") as caught:
-                job.add(job.reader(table(10)))
+    with (
+        write_to_a_deleted_stream(address, name, 0.5) as job,
+        pytest.raises(WriteFailedError, match="10 rows are stored: there is no stream") as caught,
+    ):
+        job.add(job.reader(table(10)))
     assert isinstance(caught.value.__cause__, NoSuchStreamError)
     assert (caught.value.acked, caught.value.unknown) == (10, 0)
 

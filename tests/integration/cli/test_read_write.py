@@ -66,26 +66,27 @@ def test_messages_that_retention_took_end_a_read_or_are_skipped(url: str, name: 
     assert (done.exit_code, done.stdout) == (0, '{"offset": 3}\n{"offset": 4}\n')
 
 
-def test_rows_of_a_pipe_are_stored_while_it_pauses(url: str, name: str) -> None:
+@contextmanager
+def writing_from_a_pipe(url: str, name: str, text: bytes) -> Iterator[subprocess.Popen[bytes]]:
+    """``write`` with a pipe that stays open, once the one row in ``text`` is stored."""
     make_stream(url, name)
     words = ("write", name, "--url", url, "--subject", f"{name}.x")
     with started(*words, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None
-        process.stdin.write(b'{"value": "1"}\n')
+        process.stdin.write(text)
         process.stdin.flush()
         wait_for("the row is stored", lambda: bulk.count(url, name) == 1)
+        yield process
+
+
+def test_rows_of_a_pipe_are_stored_while_it_pauses(url: str, name: str) -> None:
+    with writing_from_a_pipe(url, name, b'{"value": "1"}\n') as process:
         _, told = process.communicate(b'{"value": "2"}\n')
         assert (process.returncode, told) == (0, b"2 rows stored, 0 of them before\n")
 
 
 def test_ctrl_c_counts_the_rows_of_a_pipe(url: str, name: str) -> None:
-    make_stream(url, name)
-    words = ("write", name, "--url", url, "--subject", f"{name}.x")
-    with started(*words, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        process.stdin.write(b'{"value": "1"}\n{"val')
-        process.stdin.flush()
-        wait_for("the row is stored", lambda: bulk.count(url, name) == 1)
+    with writing_from_a_pipe(url, name, b'{"value": "1"}\n{"val') as process:
         process.send_signal(signal.SIGINT)
         _, told = process.communicate()
         assert (process.returncode, told) == (130, b"1 row stored, 0 of them before\n\ninterrupted\n")

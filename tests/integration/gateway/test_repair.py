@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -32,16 +32,9 @@ from tests.handled import handled
 from tests.integration.conftest import connect
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    """A NATS server of these tests' own: they write into the buckets of the gateways."""
-    with run_nats_server(jetstream=True) as server:
-        yield server
-
-
 @pytest.fixture
-def nats_url(server: NatsServer) -> str:
-    return server.url
+def nats_url(own_nats: NatsServer) -> str:
+    return own_nats.url
 
 
 @pytest.fixture
@@ -82,13 +75,13 @@ async def test_streams_that_the_dead_left(
 
 
 async def test_streams_of_living_gateways_are_left_to_them(
-    server: NatsServer, nc: NatsClient, js: JetStream, name: str
+    own_nats: NatsServer, nc: NatsClient, js: JetStream, name: str
 ) -> None:
     async with Gateway(nc, id=f"{name}-one"):
         record = StreamRecord(
             name=name, subject=name, id="1", maker=f"{name}-two", state=StreamPhase.CREATING
         )
-        second = await connect(server.url)
+        second = await connect(own_nats.url)
         async with Gateway(second, id=f"{name}-two") as other:
             await leave_behind(js, record, 1)
             # The other one is not making it: it undoes it, before it goes or later.
@@ -454,20 +447,26 @@ async def newest_offset(client: Client, stream: str) -> int:
     return (await client.fetch_partition_metadata(stream)).newest_offset
 
 
-async def test_copy_that_has_not_started_is_not_taken_for_complete(
-    nc: NatsClient, js: JetStream, name: str
-) -> None:
-    """The source shows no lag but was never active: nats-server waits for a sequence beyond its end."""
+async def detached_copy(js: JetStream, name: str) -> tuple[Storage, StreamRecord, StreamRecord]:
+    """Make a stream, and a copy of five messages of an earlier one of that name, which copies no more."""
     first, copy = (StreamRecord(name=f"{name}-{n}", subject=name, id=str(n)) for n in range(2))
     storage = Storage(js)
-    await storage.create(first, 0)
-    await storage.create(copy, 0)
+    for record in (first, copy):
+        await storage.create(record, 0)
     for _ in range(5):
         await js.publish(name, b"old")
     await eventually(lambda: has_caught_up(storage, copy))
     await storage.detach(copy, 0)
     await storage.delete(first, 0)
     await storage.create(first, 0)
+    return storage, first, copy
+
+
+async def test_copy_that_has_not_started_is_not_taken_for_complete(
+    nc: NatsClient, js: JetStream, name: str
+) -> None:
+    """The source shows no lag but was never active: nats-server waits for a sequence beyond its end."""
+    storage, first, copy = await detached_copy(js, name)
     # As earlier versions of the gateway did: nats-server goes on after the fifth message.
     config = (await js.stream(copy.stream_of(0))).cached_info.config
     source = StreamSource(name=first.stream_of(0), opt_start_seq=1)
@@ -516,16 +515,7 @@ async def test_wait_for_a_copy_whose_messages_were_removed_ends(js: JetStream, n
 async def test_wait_for_a_copy_ignores_messages_of_an_earlier_source_of_the_same_name(
     js: JetStream, name: str
 ) -> None:
-    first, copy = (StreamRecord(name=f"{name}-{n}", subject=name, id=str(n)) for n in range(2))
-    storage = Storage(js)
-    for record in (first, copy):
-        await storage.create(record, 0)
-    for _ in range(5):
-        await js.publish(name, b"old")
-    await eventually(lambda: has_caught_up(storage, copy))
-    await storage.detach(copy, 0)
-    await storage.delete(first, 0)
-    await storage.create(first, 0)
+    storage, first, copy = await detached_copy(js, name)
     assert await storage.attach(copy, 0) == first.stream_of(0)
     await hold_back(js, copy.stream_of(0), 5)
     await js.publish(name, b"new")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 from nats.aio.client import Client as NatsClient
@@ -10,21 +10,14 @@ from nats.aio.client import Client as NatsClient
 import liftenvelope
 from liftenvelope.client import Client
 from liftenvelope.gateway import Gateway
-from liftenvelope.testing import NatsServer, run_nats_server
+from liftenvelope.testing import NatsServer
 from tests.conformance.actions import eventually, fill, read
 from tests.handled import handled
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    """A NATS server of these tests' own: gateways keep what they know in it."""
-    with run_nats_server(jetstream=True) as server:
-        yield server
-
-
 @pytest.fixture
-def nats_url(server: NatsServer) -> str:
-    return server.url
+def nats_url(own_nats: NatsServer) -> str:
+    return own_nats.url
 
 
 @pytest.fixture
