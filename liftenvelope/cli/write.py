@@ -171,10 +171,10 @@ class _Interrupt:
             signal.signal(signal.SIGINT, before)
 
     def _note(self, *_: object) -> None:
-        if self.came or self._waits:
-            self.came = True
-            raise KeyboardInterrupt
+        ends_now = self.came or self._waits
         self.came = True
+        if ends_now:
+            raise KeyboardInterrupt
 
     def until(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         """Yield the batches of a reader until Ctrl-C."""
