@@ -118,10 +118,17 @@ def _bar(bar: Ratio, one: float, ends: tuple[float, float, float], y: int) -> li
     ]
 
 
-def write(results: Path) -> Path:
-    """Draw the picture of a page of results into an SVG file beside it; return its path."""
+def write(results: Path) -> Path | None:
+    """Draw the picture of a page of results into an SVG file beside it.
+
+    Returns:
+        The path of the picture, or None for a page that has no row with a peer, as Spark's.
+    """
+    page = results.read_text("utf-8")
+    if not ratios(page):
+        return None
     picture = results.with_suffix(".svg")
-    picture.write_text(draw(results.read_text("utf-8")), "utf-8")
+    picture.write_text(draw(page), "utf-8")
     return picture
 
 

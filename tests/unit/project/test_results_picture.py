@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.picture import Ratio, draw, ratios
+from benchmarks.picture import Ratio, draw, ratios, write
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "RESULTS.md"
 PAGE = """
@@ -43,3 +43,17 @@ def test_bars_are_on_their_side_of_one() -> None:
 def test_page_without_a_peer_cannot_be_drawn() -> None:
     with pytest.raises(ValueError, match="no row with a peer"):
         draw("# Results")
+
+
+def test_page_without_a_peer_gets_no_picture(tmp_path: Path) -> None:
+    page = tmp_path / "RESULTS-SPARK.md"
+    page.write_text("# Results", "utf-8")
+    assert write(page) is None
+    assert list(tmp_path.iterdir()) == [page]
+
+
+def test_picture_is_written_beside_its_page(tmp_path: Path) -> None:
+    page = tmp_path / "RESULTS.md"
+    page.write_text(PAGE, "utf-8")
+    assert write(page) == tmp_path / "RESULTS.svg"
+    assert (tmp_path / "RESULTS.svg").read_text("utf-8") == draw(PAGE)
