@@ -135,6 +135,47 @@ async def test_subscription_to_an_empty_readonly_partition_is_confirmed_before_i
         assert end.description == "End of readonly partition"
 
 
+@pytest.mark.parametrize(
+    ("values", "start"),
+    [
+        (0, {"startPosition": api_pb2.NEW_ONLY}),
+        (0, {"startPosition": api_pb2.EARLIEST}),
+        (0, {"startPosition": api_pb2.LATEST}),
+        (0, {"startPosition": api_pb2.OFFSET, "startOffset": 0}),
+        (3, {"startPosition": api_pb2.NEW_ONLY}),
+        (3, {"startPosition": api_pb2.OFFSET, "startOffset": 3}),
+        (3, {"startPosition": api_pb2.OFFSET, "startOffset": 100}),
+    ],
+)
+async def test_subscription_to_the_end_of_a_paused_partition_is_confirmed_before_its_error(
+    channel: Channel, client: Client, name: str, values: int, start: dict[str, Any]
+) -> None:
+    await new_stream(client, name, values)
+    await client.pause_stream(name)
+    sizes, end = await subscribed(channel, api_pb2.SubscribeRequest(stream=name, **start))
+    assert (sizes, end.code) == ([0], StatusCode.FAILED_PRECONDITION)
+    assert end.description == "commit log was closed"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        {"startPosition": api_pb2.EARLIEST},
+        {"startPosition": api_pb2.LATEST},
+        {"startPosition": api_pb2.OFFSET, "startOffset": 2},
+        {"startPosition": api_pb2.TIMESTAMP, "startTimestamp": 1},
+    ],
+)
+async def test_subscription_to_messages_of_a_paused_partition_is_refused(
+    channel: Channel, client: Client, name: str, start: dict[str, Any]
+) -> None:
+    await new_stream(client, name, 3)
+    await client.pause_stream(name)
+    sizes, end = await subscribed(channel, api_pb2.SubscribeRequest(stream=name, **start))
+    assert (sizes, end.code) == ([], StatusCode.INTERNAL)
+    assert end.description.endswith("segment has been closed")
+
+
 async def test_group_without_a_consumer_id_is_refused(channel: Channel, client: Client, name: str) -> None:
     await new_stream(client, name)
     request = api_pb2.SubscribeRequest(stream=name, consumer=api_pb2.Consumer(groupId="group"))

@@ -29,12 +29,14 @@ class Bounds:
         ends: Whether all messages up to ``stop`` existed when the subscription began. Offsets that are
             missing then were removed and will not come. Default False.
         text: Status text at the end. Default :data:`STOP_REACHED`.
+        at_end: Whether no message was at the start or after it when the subscription began. Default False.
     """
 
     start: int
     stop: int | None = None
     ends: bool = False
     text: str = STOP_REACHED
+    at_end: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -74,7 +76,7 @@ def bounds(
         raise RpcError(StatusCode.INVALID_ARGUMENT, text)
     # A start past the end becomes the next message, as in Liftbridge. Readers rely on that: their cursor may
     # be from an earlier stream of the same name.
-    return Bounds(min(start, state.newest + 1), stop, ends, text)
+    return Bounds(min(start, state.newest + 1), stop, ends, text, at_end=start > state.newest)
 
 
 def _start(request: api_pb2.SubscribeRequest, state: PartitionState, start_at: int | None) -> int:

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from liftenvelope.gateway._cluster.records import StreamRecord
     from liftenvelope.gateway._core import Core
 
-__all__ = ["FENCED", "OpenReads", "Read", "may_send"]
+__all__ = ["CLOSED", "FENCED", "OpenReads", "Read", "may_send"]
 
+#: Liftbridge's status text for the end of a subscription to a paused partition.
+CLOSED: Final = "commit log was closed"
 #: Liftbridge's status text for a fenced consumer. Clients recognize the reason by it.
 FENCED: Final = "Consumer is not currently assigned this partition"
 
@@ -151,7 +153,7 @@ class OpenReads:
                 if after is None or after.id != before.id:
                     read.end(RpcError(StatusCode.NOT_FOUND, "commit log was deleted"))
                 elif after.partitions[partition].paused and not part.paused:
-                    read.end(RpcError(StatusCode.FAILED_PRECONDITION, "commit log was closed"))
+                    read.end(RpcError(StatusCode.FAILED_PRECONDITION, CLOSED))
                 elif after.partitions[partition].readonly and not part.readonly:
                     read.became_readonly = True
                     read.wake()

@@ -13,7 +13,7 @@ from liftenvelope.gateway._partitions.feed import DeliveryFeed, ask_start
 from liftenvelope.gateway._protocol.failures import status_of
 from liftenvelope.gateway._protocol.requests import read_request
 from liftenvelope.gateway._readers.positions import END_OF_READONLY, Bounds, bounds
-from liftenvelope.gateway._readers.reads import Read, may_send
+from liftenvelope.gateway._readers.reads import CLOSED, Read, may_send
 from liftenvelope.gateway._readers.reverse import read_backwards
 from liftenvelope.jetstream.counting import is_stored
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -59,8 +59,9 @@ class SubscribeService:
             RpcError: RESOURCE_EXHAUSTED: the stop was reached, or there is nothing to read.
                 FAILED_PRECONDITION: another gateway leads the partition, or the consumer is fenced.
                 INVALID_ARGUMENT: the request contradicts itself. NOT_FOUND: the stream or partition does not
-                exist. INTERNAL: the partition is paused, and the request does not resume it. Other statuses:
-                the subscription was ended with them, or NATS failed.
+                exist. INTERNAL: the partition is paused, and the request does not resume it. If no message is
+                at its start or after it, the status is FAILED_PRECONDITION, after the confirmation. Other
+                statuses: the subscription was ended with them, or NATS failed.
         """
         # An honest reader may be slow, and RESOURCE_EXHAUSTED would tell it that all messages were read.
         call.exempt_answers()
@@ -99,14 +100,15 @@ class SubscribeService:
             self._core.check_leader(name, partition)
         if request.resume and record.to_resume(partition):
             return await self._streams.resume(name, partition)
-        if record.partitions[partition].paused:
-            raise RpcError(StatusCode.INTERNAL, _PAUSED)
         return record
 
     async def _serve(
         self, call: ServerCall, request: api_pb2.SubscribeRequest, record: StreamRecord, read: Read
     ) -> None:
         stream = record.stream_of(request.partition)
+        is_paused = record.partitions[request.partition].paused
+        if is_paused and (request.reverse or _looks_up_times(request)):
+            raise RpcError(StatusCode.INTERNAL, _PAUSED)
         if request.reverse:
             confirm = partial(self._confirm, call, read)
             await read_backwards(self._core, call, request, record, read, confirm)
@@ -117,6 +119,12 @@ class SubscribeService:
             if await may_send(self._core, read):
                 await call.send([_HANDSHAKE])
             raise read.error or RpcError(StatusCode.RESOURCE_EXHAUSTED, found.text)
+        if is_paused:
+            if not found.at_end:
+                raise RpcError(StatusCode.INTERNAL, _PAUSED)
+            # As in Liftbridge, which fails only when it waits for the next message.
+            await self._confirm(call, read)
+            raise read.error or RpcError(StatusCode.FAILED_PRECONDITION, CLOSED)
         feed = DeliveryFeed(self._core.read_js, stream, found.start + 1)
         read.feed = feed
         try:
@@ -186,6 +194,10 @@ class SubscribeService:
         if found.stop is not None and found.stop <= state.newest:
             return found
         return Bounds(found.start, state.newest, True, END_OF_READONLY)
+
+
+def _looks_up_times(request: api_pb2.SubscribeRequest) -> bool:
+    return request.startPosition == api_pb2.TIMESTAMP or request.stopPosition == api_pb2.STOP_TIMESTAMP
 
 
 def _is_over(found: Bounds, framer: _native.gate.MessageFramer, quiet: bool) -> bool:
