@@ -13,7 +13,7 @@ import pytest
 from liftenvelope.arrow import STORED_SCHEMA
 from liftenvelope.client import Client
 from liftenvelope.client._events import ClientEvent, SubscriptionLost
-from liftenvelope.client.positions import Cursor, Timestamp
+from liftenvelope.client.positions import Cursor, Start, Timestamp
 from liftenvelope.errors import (
     NoSuchPartitionError,
     NoSuchStreamError,
@@ -282,6 +282,16 @@ async def test_a_paused_partition(client: Client, name: str) -> None:
     assert await read_offsets(client, name, start="earliest", stop="latest", resume=True) == [0, 1, 2]
     # It is awake now. Liftbridge goes on saying in its metadata that it is paused; that must not confuse.
     assert await read_offsets(client, name, start="earliest", stop="latest") == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("values", "start"), [(0, "earliest"), (3, "new")])
+async def test_the_end_of_a_paused_partition(client: Client, name: str, values: int, start: Start) -> None:
+    """A server confirms a subscription that starts after the newest message, and then closes it."""
+    await new_stream(client, name, values)
+    await client.pause_stream(name)
+    with pytest.raises(PartitionPausedError, match=name):
+        async with asyncio.timeout(PATIENCE), client.subscribe(name, start=start) as messages:
+            await anext(messages)
 
 
 async def test_paused_while_it_is_read(client: Client, name: str) -> None:

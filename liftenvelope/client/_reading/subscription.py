@@ -401,8 +401,9 @@ class Subscription(MessageReader):
         read, wait = self._read, self._options.resubscribe_wait
         self._options.notify(SubscriptionLost(self.stream, self.partition, read.next_offset, error))
         deadline = self._regaining_until(wait)
-        # A closed partition is tried at least once, without waking it, to find out why it was closed.
-        while (closed and not self._attempts) or (wait and not deadline.is_over):
+        # A closed partition is tried again, without waking it, to find out why it was closed: at least twice,
+        # because what a first answer says of a pause may be old.
+        while (closed and self._attempts < 2) or (wait and not deadline.is_over):
             self._attempts += 1
             # Also the first time: many clients may lose one broker.
             await asyncio.sleep(deadline.pause_before(self._attempts))
@@ -435,7 +436,7 @@ class Subscription(MessageReader):
         read = self._read
         try:
             address = await self._attempt(read, deadline, resume=False, refresh=True)
-            newest = await self._check_not_truncated(_CLOSED_CHECK_TIMEOUT if closed else _CHECK_TIMEOUT)
+            newest = await self._check_state(closed=closed)
             if newest is not None and read.shortened(newest):
                 self._drop_call()
                 address = await self._attempt(read, deadline, resume=False, refresh=False)
@@ -462,19 +463,29 @@ class Subscription(MessageReader):
         self._read.finished = verdict is Verdict.FINISHED
         return not self._read.finished
 
-    async def _check_not_truncated(self, timeout: float) -> int | None:
+    async def _check_state(self, *, closed: bool) -> int | None:
         """Check that the partition still has the messages that were read: their offsets must not be reused.
+
+        Args:
+            closed: Whether the server closed the partition, which may be paused.
 
         Returns:
             Newest offset of the partition; None if no message is known that it must have.
 
         Raises:
             OffsetOutOfRangeError: The partition ends before the last known message.
+            PartitionPausedError: The partition was closed again and is paused, says a server that tells so.
         """
         read = self._read
+        if read.reached is None and not closed:
+            return None
+        timeout = _CLOSED_CHECK_TIMEOUT if closed else _CHECK_TIMEOUT
+        info = await self._streams.fetch_partition_metadata(self.stream, self.partition, timeout=timeout)
+        # Liftbridge calls a partition paused for ever after its first pause, so one loss does not show it.
+        if closed and info.paused and self._attempts > 1 and isinstance(self._lost, RpcError):
+            raise partition_paused(self._lost, read.name)
         if read.reached is None:
             return None
-        info = await self._streams.fetch_partition_metadata(self.stream, self.partition, timeout=timeout)
         if info.newest_offset < read.reached:
             text = (
                 f"{read.name}: message {read.reached} was there, and the partition now ends at "
