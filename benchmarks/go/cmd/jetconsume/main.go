@@ -78,7 +78,7 @@ func find(nc *nats.Conn, o options) (jetstream.Consumer, error) {
 
 type reading struct {
 	options
-	read, wrong int
+	read, wrong, silences int
 }
 
 // take handles one message.
@@ -101,6 +101,10 @@ func (r *reading) byIterator(consumer jetstream.Consumer) error {
 	defer messages.Stop()
 	for r.read < r.n {
 		message, err := messages.Next()
+		if errors.Is(err, nats.ErrNoHeartbeat) {
+			r.fellSilent()
+			continue
+		}
 		if err == nil {
 			err = r.take(message)
 		}
@@ -109,6 +113,13 @@ func (r *reading) byIterator(consumer jetstream.Consumer) error {
 		}
 	}
 	return nil
+}
+
+// fellSilent notes that nothing came for 30 s. nats.go has asked anew, and
+// goes on.
+func (r *reading) fellSilent() {
+	r.silences++
+	fmt.Fprintf(os.Stderr, "no heartbeat after %d messages\n", r.read)
 }
 
 func (r *reading) byCallback(consumer jetstream.Consumer) error {
@@ -125,7 +136,9 @@ func (r *reading) byCallback(consumer jetstream.Consumer) error {
 		}
 	}
 	failed := func(_ jetstream.ConsumeContext, err error) {
-		if !errors.Is(err, nats.ErrNoHeartbeat) {
+		if errors.Is(err, nats.ErrNoHeartbeat) {
+			r.fellSilent()
+		} else {
 			fmt.Fprintln(os.Stderr, err)
 		}
 	}
@@ -144,6 +157,7 @@ func (r *reading) report(seconds float64) {
 		"n":              r.n,
 		"read":           r.read,
 		"wrong":          r.wrong,
+		"silences":       r.silences,
 		"seconds":        seconds,
 		"messages_per_s": float64(r.read) / seconds,
 	})
