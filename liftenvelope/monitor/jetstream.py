@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -69,9 +70,9 @@ class JetStreamSampler:
         at, self._faults = self._clock(), []
         streams, missing, left_out = await self._streams()
         await asyncio.gather(
-            self._part("consumers", self._read_consumers(streams, focus)),
-            self._part("storage", self._read_storage()),
-            self._part("groups", self._groups.update(streams, self._clock, focus)),
+            self._part("consumers", partial(self._read_consumers, streams, focus)),
+            self._part("storage", self._read_storage),
+            self._part("groups", partial(self._groups.update, streams, self._clock, focus)),
         )
         return Snapshot(
             at=at,
@@ -94,9 +95,11 @@ class JetStreamSampler:
             took=self._clock() - at,
         )
 
-    async def _part(self, name: str, work: Awaitable[None]) -> None:
+    async def _part(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await (
+                work()
+            )  # not made before: a part that is cancelled before it begins would leave it unawaited
         except LiftEnvelopeError as exc:
             self._faults.append(fault_of(name, exc))
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import nats
 import pytest
@@ -75,6 +78,27 @@ async def test_jetstream_streams_consumers_and_pins(server: NatsServer) -> None:
         rate = history.rate("stream", "ORDERS")
         assert rate is not None
         assert rate > 0
+
+
+async def test_sample_that_is_cancelled_before_its_parts_begin_leaves_nothing(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_streams = JetStreamSampler._streams
+
+    async def list_and_cancel(sampler: JetStreamSampler) -> Any:
+        found = await list_streams(sampler)
+        asyncio.get_running_loop().call_soon(sampling.cancel)
+        return found
+
+    monkeypatch.setattr(JetStreamSampler, "_streams", list_and_cancel)
+    async with await nats.connect(server.url) as nc, JetStream(nc, timeout=60) as js:
+        sampling = asyncio.create_task(JetStreamSampler(js).sample())
+        with pytest.raises(asyncio.CancelledError):
+            await sampling
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert caught == []
 
 
 async def test_groups_over_nats(server: NatsServer) -> None:
