@@ -129,9 +129,10 @@ compiled-tests: setup
 	@[ -d tests/unit/__pycache__ ] || { \
 	for some in 'tests/unit tests/twin' tests/integration; do $(RUN) -m pytest -q --collect-only $$some >/dev/null & done; wait; }
 
-# nice: most of them compute, and what they take of the processors makes tests on servers wait.
+# nice: most of them compute, and what they take of the processors makes tests on servers wait. A little only: with 10,
+# beside other work of the machine, they got no processor for seconds, and fail then.
 without-servers: setup
-	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 nice $(RUN) -m pytest -q -n $(COMPUTING) --hypothesis-profile=$(EXAMPLES) $(WITHOUT_SERVERS)
+	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 nice -n 3 $(RUN) -m pytest -q -n $(COMPUTING) --hypothesis-profile=$(EXAMPLES) $(WITHOUT_SERVERS)
 
 # What interpreters and test-minimum-some run with, made one after another also if make -j runs other things beside it,
 # because each install writes into the checkout. After it both can run at once.
