@@ -130,7 +130,7 @@ compiled-tests: setup
 	for some in 'tests/unit tests/twin' tests/integration; do $(RUN) -m pytest -q --collect-only $$some >/dev/null & done; wait; }
 
 # nice: most of them compute, and what they take of the processors makes tests on servers wait. A little only: with 10,
-# beside other work of the machine, they got no processor for seconds, and fail then.
+# beside other work of the machine, they got no processor for seconds, and some failed.
 without-servers: setup
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 nice -n 3 $(RUN) -m pytest -q -n $(COMPUTING) --hypothesis-profile=$(EXAMPLES) $(WITHOUT_SERVERS)
 
