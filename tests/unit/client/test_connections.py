@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -22,10 +23,12 @@ from tests.unit.scripted_broker import ScriptedBroker, client_of, scripted, stal
 pytestmark = pytest.mark.usefixtures("loop_errors")
 
 METHOD = "/proto.API/FetchMetadata"
+#: Seconds for connections and calls that must succeed, however slow the machine is.
+PATIENT = 60.0
 
 
 def pool(**options: Any) -> Connections:
-    return Connections(Options(**{"addresses": "127.0.0.1:1", **options}))
+    return Connections(Options(**{"addresses": "127.0.0.1:1", "connect_timeout": PATIENT, **options}))
 
 
 def pause_all(broker: ScriptedBroker) -> asyncio.Event:
@@ -42,7 +45,7 @@ def pause_all(broker: ScriptedBroker) -> asyncio.Event:
 
 async def call(connections: Connections, address: str) -> bytes:
     channel = await connections.channel(address)
-    return await channel.unary(METHOD, b"", timeout=5)
+    return await channel.unary(METHOD, b"", timeout=PATIENT)
 
 
 @pytest.fixture
@@ -281,8 +284,9 @@ async def test_addresses_that_are_named_once_are_not_kept(monkeypatch: pytest.Mo
 async def test_knows_how_long_connecting_took() -> None:
     async with scripted() as (broker,):
         connections = pool()
+        begun = perf_counter()
         await connections.channel(broker.address)
-        assert 0 < (connections.latency(broker.address) or 0) < 5
+        assert 0 < (connections.latency(broker.address) or 0) <= perf_counter() - begun
         await connections.close()
 
 
