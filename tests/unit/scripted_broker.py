@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from google.protobuf.message import Message as ProtobufMessage
 
 import liftenvelope
+from liftenvelope._deadlines import Deadline
 from liftenvelope._pb import api_pb2
 from liftenvelope.client._reading.message_reader import MessageReader
 from liftenvelope.client.client import Client
@@ -50,6 +51,8 @@ METHODS = (
     "ReportConsumerGroupCoordinator",
 )
 HANDSHAKE = b""
+#: Seconds for calls that must succeed, however slow the machine is.
+PATIENT = 30.0
 LARGEST = 2**63 - 1
 
 
@@ -433,11 +436,21 @@ async def scripted(count: int = 1) -> AsyncIterator[list[ScriptedBroker]]:
 
 
 def client_of(brokers: Iterable[ScriptedBroker], **options: Any) -> Client:
-    """A client whose calls outlast a loaded machine. ``events`` is a list that gets its events."""
+    """A client whose calls outlast a loaded machine. ``events`` is a list that gets its events.
+
+    A shorter ``timeout`` is for the calls that a test makes. The client opens with the patient one.
+    """
     events: list[Any] | None = options.pop("events", None)
     if events is not None:
         options["on_event"] = events.append
-    return liftenvelope.connect([broker.address for broker in brokers], **{"timeout": 30.0, **options})
+    client = liftenvelope.connect([broker.address for broker in brokers], **{"timeout": PATIENT, **options})
+
+    async def open_patiently() -> Client:
+        await client._context.cluster.fetch([], deadline=Deadline(PATIENT))
+        return client
+
+    client.open = open_patiently  # type: ignore[method-assign]
+    return client
 
 
 async def fill(found: list[int], reader: MessageReader, count: int | None = None) -> None:

@@ -110,7 +110,7 @@ class TestMetadata:
             for broker in brokers:
                 broker.always("FetchMetadata", stall)
             with pytest.raises(CallTimeoutError):
-                await client_of(brokers, timeout=0.2)
+                await liftenvelope.connect([broker.address for broker in brokers], timeout=0.2)
 
     async def test_no_broker_is_there(self) -> None:
         before = asyncio.all_tasks()
