@@ -51,6 +51,7 @@ async def make_call(client: Client, method: str, timeout: float = 30.0) -> bytes
     return await client._context.cluster.call(method, b"", route, Deadline(timeout), "it")
 
 
+@pytest.mark.usefixtures("patient_attempts")
 class TestMetadata:
     async def test_metadata_of_a_new_cluster_is_merged_from_all_brokers(self) -> None:
         # Each broker lists only itself, and knows of one stream.
@@ -458,6 +459,7 @@ class TestTime:
             assert broker.calls["DeleteStream"] == 0
 
 
+@pytest.mark.usefixtures("patient_attempts")
 class TestSelection:
     async def asked(self, brokers: list[ScriptedBroker], selection: Any, times: int = 12) -> list[int]:
         """Return the number of DeleteStream calls of each broker."""

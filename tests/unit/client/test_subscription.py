@@ -48,7 +48,7 @@ from tests.unit.scripted_broker import (
     until,
 )
 
-pytestmark = pytest.mark.usefixtures("loop_errors")
+pytestmark = pytest.mark.usefixtures("loop_errors", "patient_attempts")
 
 #: Retention closes a segment before it takes it off the list.
 CLOSED = RpcError(StatusCode.INTERNAL, "Failed to create stream reader: segment has been closed")
