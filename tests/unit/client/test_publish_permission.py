@@ -96,12 +96,13 @@ async def test_lost_broker_gives_no_permission() -> None:
             await permissions.check(broker.address, "foo", Deadline(60))
 
 
+@pytest.mark.usefixtures("patient_attempts")
 async def test_partition_counts_as_served_for_a_client_that_may_only_publish() -> None:
     async with scripted() as (broker,), client_of([broker]) as client:
         broker.log(0)
         text = "The client is not authorized to call FetchPartitionMetadata on resource foo"
         broker.always("FetchPartitionMetadata", RpcError(StatusCode.UNKNOWN, text))
-        assert await is_served(client._context.cluster, "foo", 0)
+        assert await is_served(client._context.cluster, "foo", 0, timeout=60.0)
 
 
 class Told:
