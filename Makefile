@@ -75,7 +75,7 @@ SOME_OF_SPARK := $(addprefix tests/spark/test_,$(addsuffix .py,functions session
 BROKER ?= gateway
 
 .PHONY: test-uvloop dist dist-interpreters test-dist test-dist-all test-dist-some packaging api-check
-.PHONY: help setup environments docs notebooks versions servers demo test compiled-tests with-servers without-servers conformance benchmarks-once interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark documenting test-browser chromium check lint types unit pure strict bench bench-spark fuzz slices soak clean
+.PHONY: help setup environments docs notebooks versions servers demo test compiled-tests with-servers without-servers conformance benchmarks-once interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark documenting test-browser chromium check lint types unit pure strict bench bench-spark fuzz slices stutter soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -261,6 +261,9 @@ fuzz: setup  ## the compiled code under sanitizers, 100,000 inputs per target, a
 
 slices: servers  ## a slice of the campaigns with faults and with hostile peers: two minutes
 	LIFTENVELOPE_REQUIRE_EXTENSIONS=1 $(RUN) -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder $(SLICES)
+
+stutter: setup  ## the unit tests while each of them stands still once for seconds, as on a busy machine
+	$(RUN) -m pytest -p tests.stutter -n 14 --hypothesis-profile=further tests/unit
 
 soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs per target; faults; hostile peers; new examples
 	$(RUN) tests/fuzz/campaign.py --inputs 10000000
