@@ -1,4 +1,4 @@
-"""nats-py connections of this package's own programs, with mends of ten of its defects.
+"""nats-py connections of this package's own programs, with mends of eleven of its defects.
 
 nats-py begins with TLS only if the server asks for it, also for ``tls://`` URLs. To a server that does not
 ask, or to one in between that claims so, it sends the login in plain text.
@@ -30,6 +30,10 @@ is an error of one attempt.
 nats-py keeps each server that it was ever told of, and compares each new one with all of them. Here the
 servers of the latest list are kept, and those that the program named.
 
+nats-py takes the first line after its login for the answer. The server pings a connection that is two seconds
+old, so a program that stood still meanwhile read that ping: its connection stayed "connecting", and sent
+nothing. Here the lines before the answer are handled.
+
 nats-py reconnects once the last bytes to the lost server are sent. A frozen server never takes them. Here
 they have ``_LAST_BYTES``.
 """
@@ -37,13 +41,14 @@ they have ``_LAST_BYTES``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import nats.errors
-from nats.aio.client import Client
+from nats.aio.client import PING_PROTO, PONG_PROTO, Client
 from nats.aio.transport import TcpTransport
 from nats.protocol.parser import PERMISSIONS_ERR
 
@@ -93,6 +98,8 @@ class _ProgramClient(Client):
             raise
 
     async def _log_in(self) -> None:
+        transport: Any = self._transport
+        transport.readline = partial(self._answer_of_login, transport, transport.readline)
         try:
             await super()._process_connect_init()
         except (OSError, nats.errors.Error):  # some are also one of the others
@@ -101,6 +108,15 @@ class _ProgramClient(Client):
             self._server_info = {}  # also read while there is no connection
             text = f"the server must greet and answer a login like nats-server: {type(exc).__name__}"
             raise nats.errors.Error(text) from exc
+        finally:
+            del transport.readline  # the method of its class comes back
+
+    async def _answer_of_login(self, transport: Any, read_line: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Return the next line of the server that is the greeting, or an answer to the login."""
+        while (line := await read_line()) == PING_PROTO:
+            transport.write(PONG_PROTO)
+            await transport.drain()
+        return line
 
     def _connect_command(self) -> bytes:
         # After the handshake, and before the login: a server that refuses it ends the connection.

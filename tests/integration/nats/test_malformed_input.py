@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,6 +13,7 @@ import nats.errors
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.transport import TcpTransport
 
 from liftenvelope.nats import accelerate
 from liftenvelope.nats.closing import close_connection
@@ -73,7 +75,12 @@ async def connect(urls: list[str], seen: list[str], attempts: int = -1) -> Clien
 
     nc = new_client(urls)
     await nc.connect(
-        urls, dont_randomize=True, max_reconnect_attempts=attempts, reconnect_time_wait=0, error_cb=note
+        urls,
+        connect_timeout=60,
+        dont_randomize=True,
+        max_reconnect_attempts=attempts,
+        reconnect_time_wait=0,
+        error_cb=note,
     )
     return nc
 
@@ -106,6 +113,28 @@ async def test_first_connection_to_another_service_fails_with_the_reason() -> No
             await connect([url], seen, attempts=2)
     assert seen == ["the server must greet and answer a login like nats-server: AttributeError"] * 3
     fake.close()
+
+
+async def test_ping_before_the_answer_to_the_login_is_not_taken_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """nats-server pings a connection that is two seconds old, also if its client has stood still so long."""
+    drain = TcpTransport.drain
+
+    async def stand_still(transport: TcpTransport) -> None:
+        monkeypatch.setattr(TcpTransport, "drain", drain)
+        await drain(transport)  # type: ignore[no-untyped-call]
+        time.sleep(3)
+
+    with run_nats_server() as server:
+        monkeypatch.setattr(TcpTransport, "drain", stand_still)
+        nc = await connect([server.url], [])
+        assert nc.is_connected
+        async with asyncio.timeout(60):
+            sub = await nc.subscribe("any")
+            await nc.publish("any", b"sent by nats-py's own task")
+            assert (await sub.next_msg(60)).data == b"sent by nats-py's own task"
+        await close_connection(nc)
 
 
 @pytest.mark.parametrize("is_accelerated", [False, True], ids=["plain", "accelerated"])
