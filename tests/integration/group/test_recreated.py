@@ -309,7 +309,7 @@ async def test_member_that_starts_while_its_stream_is_missing_waits_for_it(play:
 
 async def test_member_raises_the_error_of_a_stream_that_stays_deleted(play: Play) -> None:
     await play.publish(8)
-    async with play.consumer("a", timeout=3.0) as consumer:
+    async with play.consumer("a", timeout=10.0) as consumer:  # also the time to join, on a busy machine
         await deleted_while_it_is_read(play, consumer)
         with pytest.raises(StreamNotFoundError):
             await take(consumer, 1)
