@@ -177,7 +177,7 @@ async def test_write_or_request_of_the_gateway_that_nats_refuses_is_an_error_of_
                 await channel.unary(f"/proto.API/{method}", request.SerializeToString(), timeout=60)
             denied = '"$KV.lift_streams.>", "$KV.lift_cursors.>", "$JS.API.STREAM.UPDATE.>"'
             reload_with(server, "none", denied)
-            await until(lambda: "Reloaded: authorization users" in server.log())
+            await until(lambda: "Reloaded server configuration" in server.log())
             create.name = create.subject = f"{name}.other"
             for method, request in requests.items():
                 with pytest.raises(RpcError, match=r"^INTERNAL: NATS refuses the gateway: .*\$KV\.lift_"):
@@ -223,7 +223,7 @@ async def test_gateway_reconnects_after_a_message_above_a_lowered_limit(
         ):
             await client.create_stream(name, name)
             reload_with(server, f"max_payload: {1 << 20}", "max_payload: 8192")
-            await until(lambda: "Reloaded: max_payload" in server.log())
+            await until(lambda: "Reloaded server configuration" in server.log())
             # Small enough to be sent at once: the server's error is then read before the end.
             with pytest.raises(LiftEnvelopeError):
                 await client.publish(name, bytes(9_000))
@@ -291,7 +291,7 @@ async def test_publishes_are_refused_once_nats_no_longer_allows_them(name: str) 
             for _ in range(2):  # the second one takes the fast path
                 await client.publish(name, b"x")
             reload_with(server, f"{name}.old", f"{name}.new")
-            await until(lambda: "Reloaded: authorization users" in server.log())
+            await until(lambda: "Reloaded server configuration" in server.log())
             with pytest.raises(AckTimeoutError):
                 await client.publish(name, b"x")
             with pytest.raises(PermissionDeniedError):

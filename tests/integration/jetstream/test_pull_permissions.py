@@ -73,7 +73,7 @@ async def test_event_of_a_server_that_is_silent_later_has_no_old_refusal(
             config = server._folder / "nats-server.conf"
             config.write_text(config.read_text().replace(deny, 'deny: ["other.>"]'))
             os.kill(server.pid, signal.SIGHUP)
-            await until(lambda: "Reloaded" in server.log() and nc.is_connected)
+            await until(lambda: "Reloaded server configuration" in server.log() and nc.is_connected)
             await bench.publish([b"x"])
             (await anext(messages)).ack()
             assert "permissions violation" in str(nc.last_error)

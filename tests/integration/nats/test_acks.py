@@ -341,7 +341,8 @@ async def test_inbox_may_be_subscribed_to_once_the_permission_is_granted() -> No
         config.write_text(config.read_text().replace('deny: ["acks.>"]', 'deny: ["other.>"]'))
         assert server.pid is not None
         os.kill(server.pid, signal.SIGHUP)
-        await until(lambda: "Reloaded" in server.log() and nc.is_connected)
+        # Not "Reloaded: authorization users": the permissions of connections follow that line.
+        await until(lambda: "Reloaded server configuration" in server.log() and nc.is_connected)
         async with AckInbox(nc, subject="acks.a", timeout=60), Advisories(nc, prefix="acks"):
             assert "acks" in str(nc.last_error)
         await nc.close()
