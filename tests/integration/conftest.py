@@ -47,7 +47,8 @@ async def connect(url: str | list[str], **options: Any) -> Client:
     """A connection that comes back quickly when it is lost.
 
     Its attempts to connect are patient: nats-py reports one that fails to ``error_cb``, also before it is
-    connected at all, and without ``allow_reconnect`` raises what failed.
+    connected at all, and without ``allow_reconnect`` raises what failed. If the process stands still for two
+    seconds meanwhile, nats-py takes the server's ping for the answer to its login, and sends nothing.
     """
     options = {
         "connect_timeout": 60,
@@ -56,7 +57,8 @@ async def connect(url: str | list[str], **options: Any) -> Client:
         "error_cb": _no_noise,
         **options,
     }
-    client = await nats.connect(url, **options)
+    while (client := await nats.connect(url, **options)).is_connecting:
+        await client.close()
     _made.setdefault(asyncio.get_running_loop(), []).append(client)
     return client
 
