@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from liftenvelope.gateway._cluster.records import StreamRecord
     from liftenvelope.gateway._core import Core
 
-__all__ = ["CLOSED", "FENCED", "OpenReads", "Read", "may_send"]
+__all__ = ["CLOSED", "DELETED", "FENCED", "OpenReads", "Read", "may_send"]
 
 #: Liftbridge's status text for the end of a subscription to a paused partition.
 CLOSED: Final = "commit log was closed"
+#: Liftbridge's status text for the end of a subscription to a deleted stream.
+DELETED: Final = "commit log was deleted"
 #: Liftbridge's status text for a fenced consumer. Clients recognize the reason by it.
 FENCED: Final = "Consumer is not currently assigned this partition"
 
@@ -151,7 +153,7 @@ class OpenReads:
         for partition, part in enumerate(before.partitions):
             for read in list(self._reads.get((before.name, partition), ())):
                 if after is None or after.id != before.id:
-                    read.end(RpcError(StatusCode.NOT_FOUND, "commit log was deleted"))
+                    read.end(RpcError(StatusCode.NOT_FOUND, DELETED))
                 elif after.partitions[partition].paused and not part.paused:
                     read.end(RpcError(StatusCode.FAILED_PRECONDITION, CLOSED))
                 elif after.partitions[partition].readonly and not part.readonly:

@@ -13,7 +13,7 @@ from liftenvelope.gateway._partitions.feed import DeliveryFeed, ask_start
 from liftenvelope.gateway._protocol.failures import status_of
 from liftenvelope.gateway._protocol.requests import read_request
 from liftenvelope.gateway._readers.positions import END_OF_READONLY, Bounds, bounds
-from liftenvelope.gateway._readers.reads import CLOSED, Read, may_send
+from liftenvelope.gateway._readers.reads import CLOSED, DELETED, Read, may_send
 from liftenvelope.gateway._readers.reverse import read_backwards
 from liftenvelope.jetstream.counting import is_stored
 from liftenvelope.rpc.status import RpcError, StatusCode
@@ -33,7 +33,6 @@ _HANDSHAKE: Final = b""
 #: Text of Liftbridge, sent with its status INTERNAL. On FAILED_PRECONDITION, the Go client would look for
 #: another leader.
 _PAUSED: Final = "Failed to create stream reader: segment has been closed"
-_DELETED: Final = "commit log was deleted"
 
 
 class SubscribeService:
@@ -84,7 +83,7 @@ class SubscribeService:
         try:
             await self._serve(call, request, record, read)
         except StreamNotFoundError as exc:
-            raise read.error or RpcError(StatusCode.NOT_FOUND, _DELETED) from exc
+            raise read.error or RpcError(StatusCode.NOT_FOUND, DELETED) from exc
         except LiftEnvelopeError as exc:
             raise read.error or status_of(exc) from exc
         finally:
