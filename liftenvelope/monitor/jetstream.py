@@ -97,9 +97,8 @@ class JetStreamSampler:
 
     async def _part(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await (
-                work()
-            )  # not made before: a part that is cancelled before it begins would leave it unawaited
+            # The coroutine is made here: one made earlier is never awaited if the part is cancelled first.
+            await work()
         except LiftEnvelopeError as exc:
             self._faults.append(fault_of(name, exc))
 

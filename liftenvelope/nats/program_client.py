@@ -31,8 +31,8 @@ nats-py keeps each server that it was ever told of, and compares each new one wi
 servers of the latest list are kept, and those that the program named.
 
 nats-py takes the first line after its login for the answer. The server pings a connection that is two seconds
-old, so a program that stood still meanwhile read that ping: its connection stayed "connecting", and sent
-nothing. Here the lines before the answer are handled.
+old. A program that stood still meanwhile read that ping: its connection stayed "connecting" and sent nothing.
+Here the ping is answered, and the next line read.
 
 nats-py reconnects once the last bytes to the lost server are sent. A frozen server never takes them. Here
 they have ``_LAST_BYTES``.
@@ -112,7 +112,7 @@ class _ProgramClient(Client):
             del transport.readline  # the method of its class comes back
 
     async def _answer_of_login(self, transport: Any, read_line: Callable[[], Awaitable[bytes]]) -> bytes:
-        """Return the next line of the server that is the greeting, or an answer to the login."""
+        """Return the next line of the server that is no ping, and answer the pings before it."""
         while (line := await read_line()) == PING_PROTO:
             transport.write(PONG_PROTO)
             await transport.drain()

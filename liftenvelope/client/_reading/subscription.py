@@ -401,8 +401,8 @@ class Subscription(MessageReader):
         read, wait = self._read, self._options.resubscribe_wait
         self._options.notify(SubscriptionLost(self.stream, self.partition, read.next_offset, error))
         deadline = self._regaining_until(wait)
-        # A closed partition is tried again, without waking it, to find out why it was closed: at least twice,
-        # because what a first answer says of a pause may be old.
+        # A closed partition is tried again, without waking it, to find out why it was closed. Twice, because
+        # Liftbridge may say for ever that a partition is paused.
         while (closed and self._attempts < 2) or (wait and not deadline.is_over):
             self._attempts += 1
             # Also the first time: many clients may lose one broker.
@@ -464,24 +464,26 @@ class Subscription(MessageReader):
         return not self._read.finished
 
     async def _check_state(self, *, closed: bool) -> int | None:
-        """Check that the partition still has the messages that were read: their offsets must not be reused.
+        """Check that the partition still has the messages that were read and, if closed, is not paused.
+
+        Offsets of messages that were read must not be used again.
 
         Args:
-            closed: Whether the server closed the partition, which may be paused.
+            closed: Whether the server closed the subscription, as it does when it pauses the partition.
 
         Returns:
             Newest offset of the partition; None if no message is known that it must have.
 
         Raises:
             OffsetOutOfRangeError: The partition ends before the last known message.
-            PartitionPausedError: The partition was closed again and is paused, says a server that tells so.
+            PartitionPausedError: The subscription was closed twice, and the metadata tell of a pause.
         """
         read = self._read
         if read.reached is None and not closed:
             return None
         timeout = _CLOSED_CHECK_TIMEOUT if closed else _CHECK_TIMEOUT
         info = await self._streams.fetch_partition_metadata(self.stream, self.partition, timeout=timeout)
-        # Liftbridge calls a partition paused for ever after its first pause, so one loss does not show it.
+        # Liftbridge says so for ever after the first pause, so one loss does not show it.
         if closed and info.paused and self._attempts > 1 and isinstance(self._lost, RpcError):
             raise partition_paused(self._lost, read.name)
         if read.reached is None:

@@ -124,9 +124,8 @@ def test_stream_that_is_deleted_ends_a_write(url: str, name: str, mode: Any) -> 
     def batches() -> Iterator[pa.RecordBatch]:
         yield from numbers(2_000).to_batches()
         wait_for("the rows are stored", lambda: bulk.count(url, name) == 2_000)
-        with_jetstream(
-            url, lambda js: js.publish(f"{name}.y", b"-1")
-        )  # its ack comes after those of the rows
+        # The server sends the acks of a stream in order: this one after those of the rows.
+        with_jetstream(url, lambda js: js.publish(f"{name}.y", b"-1"))
         with_jetstream(url, lambda js: js.delete_stream(name))
         yield from numbers(2_000, first=2_000).to_batches()
 
