@@ -75,7 +75,9 @@ async def set_readonly(gateway: Gateway, name: str, readonly: bool) -> None:
 
 
 @pytest.fixture
-async def paused_unheard_of(gateways: list[Gateway], name: str, monkeypatch: pytest.MonkeyPatch) -> Gateway:
+async def paused_unheard_of(
+    gateways: list[Gateway], name: str, no_repairs: None, monkeypatch: pytest.MonkeyPatch
+) -> Gateway:
     """The first gateway, after the second one has paused the stream without its knowing."""
     here, there = gateways
     monkeypatch.setattr(agreement, "_PATIENCE", 0.1)
@@ -112,7 +114,11 @@ async def test_publish_async_resumes_such_a_partition_for_the_next_message(
 
 @pytest.mark.parametrize("is_again_writable", [False, True])
 async def test_publish_async_answers_readonly_before_the_record_of_another_gateway_says_so(
-    gateways: list[Gateway], name: str, is_again_writable: bool, monkeypatch: pytest.MonkeyPatch
+    gateways: list[Gateway],
+    name: str,
+    is_again_writable: bool,
+    no_repairs: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here, there = gateways
     detached, is_read_twice = asyncio.Event(), asyncio.Event()
@@ -180,7 +186,7 @@ class HeldPause:
 
 
 async def test_partition_is_resumed_after_its_pause_and_not_during_it(
-    gateways: list[Gateway], name: str, monkeypatch: pytest.MonkeyPatch
+    gateways: list[Gateway], name: str, no_repairs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repairing, "OVERTAKEN", 10_000.0)  # a pause may take as long as the test wants
     here, there = gateways
@@ -230,7 +236,7 @@ def is_paused(gateway: Gateway, name: str) -> bool:
 
 
 async def test_gateway_that_stood_still_in_a_deletion_leaves_the_stream_that_was_made_anew(
-    gateways: list[Gateway], name: str, monkeypatch: pytest.MonkeyPatch
+    gateways: list[Gateway], name: str, no_repairs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Faked: the time that it stands still."""
     here, there = gateways
@@ -268,7 +274,7 @@ async def delete(gateway: Gateway, name: str) -> None:
 
 
 async def test_gateway_that_stood_still_in_a_pause_leaves_the_partition_that_was_resumed(
-    gateways: list[Gateway], name: str, monkeypatch: pytest.MonkeyPatch
+    gateways: list[Gateway], name: str, no_repairs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Faked: the time that it stands still."""
     monkeypatch.setattr(repairing, "OVERTAKEN", 0.05)  # the resumption does not wait for long
@@ -288,7 +294,6 @@ async def test_gateway_that_stood_still_in_a_pause_leaves_the_partition_that_was
     await asked.wait()
     await until(lambda: is_paused(there, name))
     assert await publish(there, name) == 0
-    monkeypatch.setattr(repairing, "OVERTAKEN", 10_000.0)  # nor is the partition repaired
     core_of(here).brokers._lease.end()
     go.set()
     await pausing
