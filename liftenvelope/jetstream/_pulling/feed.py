@@ -325,14 +325,14 @@ class PullFeed:
         """Pass the time to the core.
 
         If the loop was blocked, first grant it up to :data:`TURNS` turns to read pending data. Otherwise
-        heartbeats that arrived during the block would count as missed.
+        pulls whose messages arrived during the block would count as expired.
         """
         now = self._loop.time()
         if now - due > LATE and turns < TURNS:
             self._timer, self._timer_at = self._loop.call_at(now, self._tick, due, turns + 1), now
             return
         self._timer, self._timer_at = None, inf
-        self._core.tick(now)
+        self._core.tick(now, max(now - due, 0.0))
         self._act()
         self._arm()
 

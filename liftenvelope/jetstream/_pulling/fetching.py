@@ -21,13 +21,14 @@ from liftenvelope.jetstream._pulling.source import PullSource, error_of
 from liftenvelope.jetstream.message import PIN_HEADER, Message, counted_size, give_back
 from liftenvelope.jetstream.statuses import Status, StatusKind
 from liftenvelope.jetstream.watch import reason_of, watch_of
-from liftenvelope.nats.expiry import LATE, TURNS
+from liftenvelope.nats.expiry import LATE
 from liftenvelope.nats.link import Link
 from liftenvelope.nats.pull_inbox import PullInbox
 
 __all__ = ["Batch", "FetchInboxes"]
 
-#: Seconds that a fetch waits, after its deadline, for the server to report the end of the pull.
+#: Seconds that a fetch waits, after its deadline and after each message, for the server to report the end of
+#: the pull. A slow network may hold more messages.
 _GRACE: Final = 5.0
 #: Minimum time left to send another pull, in seconds.
 _LEAST: Final = 0.005
@@ -168,6 +169,7 @@ class _Fetch:
     _timer: asyncio.TimerHandle
     _number = 0
     _heard = 0.0
+    _message_at = 0.0
     _deadline = 0.0
     #: Time until which 503 means that the consumer has no leader. 0 until a pull is lost or the consumer is
     #: looked up.
@@ -246,8 +248,11 @@ class _Fetch:
             )
 
     def _give_up(self, due: float) -> None:
-        if self._loop.time() - due > LATE:  # the loop was blocked: received data is not read yet
-            self._timer = self._loop.call_later(LATE, self._give_up, self._loop.time() + LATE)
+        now = self._loop.time()
+        if now - due > LATE:  # the loop was blocked: received data is not read yet
+            self._timer = self._loop.call_at(now + LATE, self._give_up, now + LATE)
+        elif (due := self._message_at + _GRACE) > now:
+            self._timer = self._loop.call_at(due, self._give_up, due)
         elif self._nc.is_connected:
             text = "the server has not answered the pull, or not to its end"
             self._finish(CallTimeoutError(text + self._refusal()))
@@ -266,12 +271,14 @@ class _Fetch:
         due = min(self._loop.time() + self._plan.limits.idle_heartbeat / 2, self._deadline)
         self._timer = self._loop.call_at(due, self._listen, due)
 
-    def _listen(self, due: float, turns: int = 0) -> None:
-        """End the fetch if two heartbeats are missed."""
+    def _listen(self, due: float) -> None:
+        """End the fetch if two heartbeats are missed.
+
+        Time in which this process stood still proves no silence: what has come since is not read yet, and the
+        server may have stood still with it.
+        """
         now, beat = self._loop.time(), self._plan.limits.idle_heartbeat
-        if now - due > LATE and turns < TURNS:  # data received while the loop was blocked is not read yet
-            self._timer = self._loop.call_at(now, self._listen, due, turns + 1)
-            return
+        self._heard = min(self._heard + now - due, now)
         silent = now - self._heard
         has_pull = self._look_up is None or self._look_up.done()
         if has_pull and self._nc.is_connected and silent >= 2 * beat:
@@ -326,7 +333,7 @@ class _Fetch:
 
     def take(self, messages: list[Message]) -> None:
         """Handle messages that arrived at the inbox."""
-        self._heard = self._loop.time()
+        self._heard = self._message_at = self._loop.time()
         limits = self._plan.limits
         for message in messages:
             if self._done.done():

@@ -45,7 +45,7 @@ __all__ = ["Check", "End", "PullAction", "PullCore", "PullLimits", "PullNow", "T
 
 #: Number of messages in a pull that is limited by bytes (ADR-37).
 BYTES_BATCH: Final = 1_000_000
-#: Seconds after its expiry during which a pull may still be answered.
+#: Seconds after its expiry, and after the last message, during which a pull may still be answered.
 _GRACE: Final = 2.0
 #: Maximum number of tracked pulls. Larger than the server's default limit of waiting pulls, 512.
 _REMEMBERED: Final = 1_024
@@ -225,14 +225,22 @@ class PullCore:
                 self._ended(number, pull, status, now)
         self._refill(now)
 
-    def tick(self, now: float) -> None:
-        """Process the passage of time: expired pulls, missed heartbeats and pauses."""
+    def tick(self, now: float, deaf: float = 0.0) -> None:
+        """Process the passage of time: expired pulls, missed heartbeats and pauses.
+
+        Args:
+            now: The time.
+            deaf: Seconds since the last call in which this process stood still. They prove no silence,
+                because the server may have stood still with it. Default 0.
+        """
+        self._heard = min(self._heard + deaf, now)
         if self._fresh:
             self._fresh, self._fresh_at, self._heard = False, now, now
             self._recovered()
-        for number in [number for number, pull in self._waiting.items() if pull.deadline + _GRACE <= now]:
-            del self._waiting[number]
-        self._settle(0)
+        if self._fresh_at + _GRACE <= now:  # else a slow network may hold the rest of an expired pull
+            for number in [n for n, pull in self._waiting.items() if pull.deadline + _GRACE <= now]:
+                del self._waiting[number]
+            self._settle(0)
         if self._missed_heartbeats(now):
             self.actions.append(Tell(MissedHeartbeats(now - self._heard)))
             self._forget_pulls()

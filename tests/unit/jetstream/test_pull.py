@@ -321,6 +321,39 @@ class TestHeartbeats:
         core.tick(12.0)
         assert (did(core), core.asked) == ([], 0)
 
+    def test_pull_is_kept_after_its_time_while_its_messages_come(self) -> None:
+        """A slow network holds them. Another pull would ask for more than there is room for."""
+        core = core_of(idle_heartbeat=1.0, expires=10.0)
+        did(core)
+        for second in range(1, 51):
+            core.arrived()
+            core.taken()
+            core.tick(float(second))
+        assert (did(core), core.asked, core.waiting) == ([], 50, 1)
+        core.tick(51.9)
+        assert core.asked == 50
+        core.tick(52.0)
+        assert pulled(core) == [100]
+
+    def test_time_in_which_the_process_stood_still_proves_no_silence(self) -> None:
+        core = core_of(idle_heartbeat=1.0, expires=100.0)
+        did(core)
+        core.tick(1.5)
+        core.tick(60.0, deaf=58.2)
+        assert did(core) == []
+        core.tick(60.4)
+        assert did(core) == [Tell(MissedHeartbeats(pytest.approx(2.2))), PullNow(2, 100, None)]
+
+    def test_message_after_a_standstill_counts_as_heard_now(self) -> None:
+        core = core_of(idle_heartbeat=1.0, expires=100.0)
+        did(core)
+        core.status(1, Status.of(100), 60.0)  # in the socket all the time
+        core.tick(60.0, deaf=59.0)
+        core.tick(61.9)
+        assert did(core) == []
+        core.tick(62.0)
+        assert did(core) == [Tell(MissedHeartbeats(2.0)), PullNow(2, 100, None)]
+
     def test_messages_are_signs_of_life(self) -> None:
         core = core_of(idle_heartbeat=1.0, expires=10.0)
         did(core)
