@@ -586,8 +586,8 @@ def test_write_makes_a_new_connection_after_a_pause(
             job.add(job.reader(table(10)))
             before = proxy.connections
             job.add(job.reader(table(10)))
-            assert proxy.connections > before
             assert job.finish() == bulk.Written(20, 200, 0, {0: (0, 19)})
+            assert proxy.connections > before
     assert values(address, name) == table(10)["value"].to_pylist() * 2
 
 
