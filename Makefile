@@ -75,7 +75,7 @@ SOME_OF_SPARK := $(addprefix tests/spark/test_,$(addsuffix .py,functions session
 BROKER ?= gateway
 
 .PHONY: test-uvloop dist dist-interpreters test-dist test-dist-all test-dist-some packaging api-check
-.PHONY: help setup environments docs notebooks versions servers demo test compiled-tests with-servers without-servers conformance benchmarks-once interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark documenting test-browser chromium check lint types unit pure strict bench bench-spark fuzz slices stutter soak clean
+.PHONY: help setup environments docs notebooks versions servers demo test compiled-tests with-servers without-servers conformance benchmarks-once interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark documenting test-browser chromium check lint types unit pure strict bench bench-spark fuzz slices stutter late soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -264,6 +264,9 @@ slices: servers  ## a slice of the campaigns with faults and with hostile peers:
 
 stutter: setup  ## the unit tests while each of them stands still once for seconds, as on a busy machine
 	$(RUN) -m pytest -p tests.stutter -n 14 --hypothesis-profile=further tests/unit
+
+late: servers  ## the tests on servers while each connection delivers up to 0.4 s late
+	$(RUN) -m pytest -p tests.late -n 8 --dist loadfile tests/integration
 
 soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs per target; faults; hostile peers; new examples
 	$(RUN) tests/fuzz/campaign.py --inputs 10000000

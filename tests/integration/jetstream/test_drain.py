@@ -157,6 +157,7 @@ async def test_drain_hands_out_every_delivered_message_although_the_event_loop_b
         await asyncio.to_thread(publisher.join)
 
 
+@pytest.mark.punctual  # a server that stood still drops a client that reads late
 async def test_drain_of_a_server_that_stood_still_hands_out_every_delivered_message(name: str) -> None:
     """The server is paused for longer than a consumer may be silent before it counts as stalled."""
     loop = asyncio.get_running_loop()

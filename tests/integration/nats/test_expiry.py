@@ -20,6 +20,7 @@ from liftenvelope.testing import NatsServer
 from tests.integration.conftest import connect
 
 _TIMEOUT = 1.0
+pytestmark = pytest.mark.punctual
 
 
 @pytest.fixture(params=["plain", "accelerated"])
