@@ -23,12 +23,17 @@ __all__ = ["ServerConnection"]
 
 #: Bytes sent that add two control frames to the allowance: some clients answer each DATA frame with two.
 _BYTES_PER_FRAME: Final = 4096
+#: Control frames that the answer of a call adds to the allowance, besides those for its bytes: grpcio sends a
+#: WINDOW_UPDATE for most answers, however small.
+_FRAMES_PER_ANSWER: Final = 2
 _DATA, _HEADERS, _PING, _WINDOW_UPDATE, _CONTINUATION = 0x0, 0x1, 0x6, 0x8, 0x9
 _END_STREAM, _PADDED = 0x1, 0x8
 #: Minimum size of a DATA frame that goes through h2 and still does not count as a control frame.
 _LEAST_DATA: Final = 1024
 #: Bytes before each gRPC message.
 _PREFIX: Final = 5
+#: Encoding of messages that are not compressed.
+_PLAIN: Final = b"identity"
 _RESPONSE_HEADERS: Final = [(":status", "200"), ("content-type", "application/grpc")]
 
 
@@ -259,6 +264,7 @@ class ServerConnection(Connection):
         # A call without any response message gets headers and trailers in one block (trailers-only).
         head = [] if call.began else _RESPONSE_HEADERS
         self._h2.send_headers(call_id, [*head, *call.trailers], end_stream=True)
+        self._allow(_FRAMES_PER_ANSWER)
         # The client may stop sending: further requests have no use (RFC 9113, 8.1).
         self._forget(call_id, None if call.closed_there else ErrorCodes.NO_ERROR)
 
@@ -291,6 +297,13 @@ class ServerConnection(Connection):
         timeout = None
         if (raw := headers.get(b"grpc-timeout")) is not None and (timeout := parse_timeout(raw)) is None:
             self.finish(call_id, StatusCode.INTERNAL, f"malformed grpc-timeout: {raw!r}")
+            return []
+        if (encoding := headers.get(b"grpc-encoding", _PLAIN)) != _PLAIN:
+            # As grpc-go does. Clients compress large messages only, so the call would work until one comes.
+            text = f"messages compressed with {encoding.decode('ascii', 'replace')!r} are not accepted"
+            self.finish(call_id, StatusCode.UNIMPLEMENTED, f"{text}: send them uncompressed")
+            assert call.trailers is not None
+            call.trailers.append(("grpc-accept-encoding", "identity"))
             return []
         self._open_call(call_id, call, headers)
         method = headers[b":path"].decode("utf-8", "replace")

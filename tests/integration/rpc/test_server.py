@@ -105,6 +105,32 @@ async def test_unary(google: grpc.aio.Channel, size: int) -> None:
     assert await google.unary_unary("/test/echo")(bytes(size)) == bytes(size)
 
 
+async def test_thousands_of_calls_at_once_are_no_flood(google: grpc.aio.Channel) -> None:
+    """grpcio sends control frames for most answers."""
+    echo = google.unary_unary("/test/echo")
+    answers = await asyncio.gather(*(echo(b"%d" % number) for number in range(3_000)))
+    assert answers == [b"%d" % number for number in range(3_000)]
+
+
+@pytest.mark.parametrize("size", [0, 100_000])
+async def test_compressed_calls_are_refused(google: grpc.aio.Channel, size: int) -> None:
+    """Also those of small messages, which grpcio does not compress."""
+    echo = google.unary_unary("/test/echo")
+    with pytest.raises(grpc.aio.AioRpcError, match="compressed with 'gzip' are not accepted") as info:
+        await echo(bytes(size), compression=grpc.Compression.Gzip)
+    assert info.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    assert await echo(bytes(size)) == bytes(size)
+
+
+async def test_answers_are_sent_without_delay(google: grpc.aio.Channel, server: Server) -> None:
+    """The end of an answer would wait for the client's TCP, which acks the first part after 40 ms."""
+    await google.unary_unary("/test/echo")(b"")
+    (link,) = server.links
+    assert link._transport is not None
+    accepted = link._transport.get_extra_info("socket")
+    assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 async def test_status(google: grpc.aio.Channel) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as info:
         await google.unary_unary("/test/fail")(b"")

@@ -524,6 +524,34 @@ def test_many_calls_are_no_flood() -> None:
     assert not pair.server.failed
 
 
+def test_window_updates_for_each_answer_are_no_flood() -> None:
+    pair, call_id = Pair(control_frames_per_second=50, control_frame_burst=200), 0
+    for _ in range(1_000):
+        call_id = pair.start(frame_message(b"request"))
+        pair.exchange()
+        pair.server.send(call_id, [b"answer"])
+        pair.server.finish(call_id)
+        pair.exchange()
+        pair.server.feed(frame(8, 0, call_id, b"\0\0\0\x0b") * 2)
+    assert not pair.server.failed
+    pair.server.feed(frame(8, 0, call_id, b"\0\0\0\x0b") * 201)
+    assert pair.server.failed
+
+
+def test_call_with_compressed_messages_is_refused() -> None:
+    pair = Pair()
+    call_id = pair.start(grpc_encoding="gzip")
+    assert pair.exchange() == []
+    (trailers,) = pair.seen(h2_events.ResponseReceived)
+    fields = dict(trailers.headers)
+    assert (trailers.stream_id, fields["grpc-status"]) == (call_id, str(int(StatusCode.UNIMPLEMENTED)))
+    assert fields["grpc-accept-encoding"] == "identity"
+    plain = pair.start(grpc_encoding="identity")
+    (started,) = pair.exchange()
+    assert isinstance(started, CallStarted)
+    assert started.call_id == plain
+
+
 @pytest.mark.parametrize("size", [1, 5, 24])
 def test_client_has_greeted_with_its_first_frame(size: int) -> None:
     server, client = ServerConnection(), H2Connection(H2Configuration(client_side=True))
