@@ -24,6 +24,7 @@ _SEED: Final = os.environ.setdefault("LATE_SEED", str(random.randrange(10**6)))
 #: Seconds between two looks at connections that wait.
 _LOOK: Final = 0.003
 _random: Final = random.Random(_SEED)
+_sleep: Final = time.sleep  # some tests put another one in its place
 
 
 class LateSelector(selectors.DefaultSelector):
@@ -65,7 +66,7 @@ class LateSelector(selectors.DefaultSelector):
             if left := mask & ~selectors.EVENT_READ if waits else mask:
                 passed.append((key, left))
         if ready and not passed and timeout != 0:
-            time.sleep(_LOOK if timeout is None else max(0.0, min(_LOOK, timeout)))
+            _sleep(_LOOK if timeout is None else max(0.0, min(_LOOK, timeout)))
         return passed
 
     def _waits(self, fd: int, now: float) -> bool:

@@ -438,11 +438,12 @@ def test_silence_of_a_server_that_has_not_answered_a_pull_is_no_sign_that_nothin
 ) -> None:
     make_stream(server.url, "STALLED", max_msgs=40)
     with FaultProxy(server.url) as proxy, ThreadPoolExecutor() as threads:
-        with filtered_by("server"):
+        with filtered_by("server"), told_current() as wait_until_current:
             url = f"nats://{proxy.address}"
             reader = bulk.tail(
                 url, "STALLED", subjects="STALLED.wanted", start="earliest", batch_bytes=1 << 20
             )
+            wait_until_current()  # what retention takes before the tail begins is none of its messages
         with_jetstream(server.url, partial(_publish_slowly, subject="STALLED.wanted"))
         proxy.stall("to_client")
         reading = threads.submit(reader.read_all)
