@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from statistics import median
 from time import perf_counter
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -13,6 +14,8 @@ import pytest
 import liftenvelope
 from benchmarks.go_peers import GoPeers
 from benchmarks.rounds import Comparison, Peer, Round
+from liftenvelope._pb import api_pb2
+from liftenvelope.rpc.aio import Channel
 from liftenvelope.testing import GatewayCluster, LiftbridgeCluster
 
 VALUE = b"x" * 256
@@ -140,3 +143,29 @@ async def _publish(cluster: Cluster, name: str, count: int, window: int) -> floa
         took = perf_counter() - began
     assert (summary.acked, summary.failures) == (count, {})
     return took / count
+
+
+def test_single_publishes(
+    compare: Comparison, loop: asyncio.Runner, gateway: GatewayCluster, liftbridge: LiftbridgeCluster
+) -> None:
+    count = compare.amount(1_000, 20)
+    ours, theirs = _streams(loop, [gateway, liftbridge], 1)
+    compare(
+        "gateway: a Publish call, 256 B, p50: at most 2 of Liftbridge's",
+        _round(loop, lambda: _publish_singly(gateway, ours, count)),
+        Peer("Liftbridge", _round(loop, lambda: _publish_singly(liftbridge, theirs, count)), 0.5, PUBLISHING),
+        rounds=5,
+    )
+
+
+async def _publish_singly(cluster: Cluster, name: str, count: int) -> float:
+    """The median of the seconds of a call, one at a time."""
+    request = api_pb2.PublishRequest(stream=name, value=VALUE, ackPolicy=api_pb2.LEADER).SerializeToString()
+    taken = []
+    async with await Channel.connect(cluster.addresses[0]) as channel:
+        for _ in range(count):
+            began = perf_counter()
+            answer = await channel.unary("/proto.API/Publish", request, timeout=PATIENCE)
+            taken.append(perf_counter() - began)
+            assert api_pb2.PublishResponse.FromString(answer).HasField("ack")
+    return median(taken)
