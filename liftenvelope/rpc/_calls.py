@@ -64,7 +64,7 @@ class CallState:
 
 
 class SendQueue:
-    """Calls with data to send: those to try at the next write, and those that wait for a window.
+    """Calls with data to send: those to try at the next write, and those that wait for a window or a stream.
 
     Without the second group, each write would try each call whose client opens no window: 0.8 us per call.
     """
@@ -82,11 +82,11 @@ class SendQueue:
         return list(self._ready.items())
 
     def block(self, call_id: int) -> None:
-        """Keep a call until a window opens: its own or that of the connection is used up."""
+        """Keep a call until a window opens, or it gets a stream: those that there are are used up."""
         self._blocked[call_id] = self._ready.pop(call_id)
 
     def unblock(self, call_id: int) -> None:
-        """Try this call again: its window has opened."""
+        """Try this call again: its window has opened, or it has a stream."""
         if (call := self._blocked.pop(call_id, None)) is not None:
             self._ready[call_id] = call
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from liftenvelope._version import __version__
@@ -68,7 +68,7 @@ class ClientConnection(Connection):
         self._scheme = scheme
         self._next_id = 1
         # Calls queued while the server allows no further stream, with their headers.
-        self._waiting: deque[tuple[int, list[tuple[bytes, bytes]]]] = deque()
+        self._waiting = OrderedDict[int, list[tuple[bytes, bytes]]]()
         #: True once the first frame of the server has come, its settings.
         self.is_greeted = False
         # Request headers common to all calls of a method.
@@ -103,7 +103,7 @@ class ClientConnection(Connection):
         call_id = self._next_id
         self._next_id += 2
         self._calls[call_id] = CallState(sink=sink)
-        self._waiting.append((call_id, headers))
+        self._waiting[call_id] = headers
         return call_id
 
     def half_close(self, call_id: int) -> None:
@@ -179,11 +179,14 @@ class ClientConnection(Connection):
     def _start_waiting(self) -> None:
         limit = self._h2.remote_settings.max_concurrent_streams
         while self._waiting and len(self._calls) - len(self._waiting) < limit:
-            call_id, headers = self._waiting.popleft()
+            call_id, headers = self._waiting.popitem(last=False)
             self._h2.send_headers(call_id, headers)
+            self._sending.unblock(call_id)
 
     def _send_call(self, call_id: int, call: CallState) -> None:
-        if not (self._waiting and call_id >= self._waiting[0][0]):
+        if call_id in self._waiting:
+            self._sending.block(call_id)
+        else:
             super()._send_call(call_id, call)
 
     def _finish(self, call_id: int, call: CallState) -> None:
@@ -261,13 +264,11 @@ class ClientConnection(Connection):
 
     def _drop(self, call_id: int) -> None:
         """Remove an open call, queued or started; reset its stream if it was started."""
-        waiting = [entry for entry in self._waiting if entry[0] != call_id]
-        begun = len(waiting) == len(self._waiting)
-        self._waiting = deque(waiting)
+        begun = self._waiting.pop(call_id, None) is None
         self._forget(call_id, ErrorCodes.CANCEL if begun else None)
 
     def _end_waiting(self, reason: str) -> list[Event]:
-        ended = [call_id for call_id, _ in self._waiting]
+        ended = list(self._waiting)
         self._waiting.clear()
         for call_id in ended:
             self._forget(call_id, None)

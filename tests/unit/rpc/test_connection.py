@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftenvelope.errors import TransportError, UsageError
+from liftenvelope.rpc._calls import CallState
 from liftenvelope.rpc._client_side import ClientConnection
 from liftenvelope.rpc._events import CallEnded, Event, HeadersReceived, MessagesReceived
 from liftenvelope.rpc._headers import timeout_header
@@ -437,6 +438,40 @@ def test_limit_of_calls_at_once() -> None:
     pair.client.cancel(third)
     pair.exchange()
     assert pair.ended == {first, third, fourth}
+
+
+def test_calls_that_wait_are_not_looked_at_until_they_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If each write, or each call that begins, looked at all of them, 5,000 calls would take seconds."""
+    pair = Pair(MAX_CONCURRENT_STREAMS=10)
+    looks: list[int] = []
+    counts: list[H2Connection] = []
+    look, count = ClientConnection._send_call, H2Connection._open_streams
+
+    def noted_look(client: ClientConnection, call_id: int, call: CallState) -> None:
+        looks.append(call_id)
+        look(client, call_id, call)
+
+    def noted_count(connection: H2Connection, remainder: int) -> int:
+        if connection is pair.client._h2:
+            counts.append(connection)
+        open_streams: int = count(connection, remainder)
+        return open_streams
+
+    monkeypatch.setattr(ClientConnection, "_send_call", noted_look)
+    monkeypatch.setattr(H2Connection, "_open_streams", noted_count)
+    calls = [pair.client.start_call(METHOD) for _ in range(500)]
+    for call_id in calls:
+        pair.client.send(call_id, [b"request"])
+        pair.client.half_close(call_id)
+    pair.exchange()
+    for call_id in calls:
+        pair.answer(call_id, frame_message(b"answer"))
+        pair.exchange()
+    assert pair.ended == {*calls}
+    assert pair.client.open_calls == 0
+    assert len(looks) <= 2 * len(calls)
+    assert len(counts) <= len(calls) / 10
+    assert len(pair.client._h2.streams) <= 50
 
 
 @pytest.mark.parametrize("cut", [False, True])
