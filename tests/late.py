@@ -1,9 +1,9 @@
 """Finds tests that take an order of events for granted: ``make late``, or pytest with ``-p tests.late``.
 
-Each connection, listener and pipe of an event loop delivers nothing for up to ``LATE`` seconds (default 0.4),
-then all for up to as long, and so on. Two connections so disagree about what happened first, as on a busy
-machine or a slow network. A test fails then if it takes for granted that the work of a background task is
-over. Tests with the mark ``punctual`` are about what lies in a socket: for them nothing is late.
+Each connection and pipe of an event loop delivers nothing for up to ``LATE`` seconds (default 0.4), then all
+for up to as long, and so on. Two connections so disagree about what happened first, as on a busy machine or a
+slow network. A test fails then if it takes for granted that the work of a background task is over. Tests with
+the mark ``punctual`` are about what lies in a socket: for them nothing is late.
 
 The run prints its seed. With that in ``LATE_SEED``, the moments are nearly the same again.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import random
 import selectors
+import socket
 import time
 from typing import Any, Final
 
@@ -38,22 +39,24 @@ class LateSelector(selectors.DefaultSelector):
 
     def __init__(self) -> None:
         super().__init__()
-        # The pipe by which threads wake the loop is the first that it registers.
-        self._own: int | None = None
+        # Those that are never late: the pipe by which threads wake the loop, which registers it first, and
+        # listeners. A loop takes what waits at these before anything that it is told later.
+        self._punctual = set[int]()
         # For each descriptor whether it waits, and until when.
         self._phases: dict[int, tuple[bool, float]] = {}
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         """Register a descriptor."""
         key = super().register(fileobj, events, data)
-        if self._own is None:
-            self._own = key.fd
+        if not self._punctual or _listens(key.fd):
+            self._punctual.add(key.fd)
         return key
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
         """Unregister a descriptor: the next one of its number is another."""
         key = super().unregister(fileobj)
         self._phases.pop(key.fd, None)
+        self._punctual.discard(key.fd)
         return key
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -70,13 +73,21 @@ class LateSelector(selectors.DefaultSelector):
         return passed
 
     def _waits(self, fd: int, now: float) -> bool:
-        if fd == self._own or not self.is_late:
+        if fd in self._punctual or not self.is_late:
             return False
         waits, until = self._phases.get(fd, (_random.random() < 0.5, now))
         if now >= until:
             waits, until = not waits, now + _random.uniform(0, _LONGEST)
             self._phases[fd] = waits, until
         return waits
+
+
+def _listens(fd: int) -> bool:
+    try:
+        with socket.socket(fileno=os.dup(fd)) as one:
+            return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError:
+        return False  # a pipe
 
 
 def pytest_configure() -> None:
