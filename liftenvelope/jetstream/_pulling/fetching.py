@@ -251,13 +251,13 @@ class _Fetch:
         now = self._loop.time()
         if now - due > LATE:  # the loop was blocked: received data is not read yet
             self._timer = self._loop.call_at(now + LATE, self._give_up, now + LATE)
+        elif not self._nc.is_connected:
+            self._finish(TransportError("the NATS connection was lost before the server had ended the pull"))
         elif (due := self._message_at + _GRACE) > now:
             self._timer = self._loop.call_at(due, self._give_up, due)
-        elif self._nc.is_connected:
+        else:
             text = "the server has not answered the pull, or not to its end"
             self._finish(CallTimeoutError(text + self._refusal()))
-        else:
-            self._finish(TransportError("the NATS connection was lost before the server had ended the pull"))
 
     def _refusal(self) -> str:
         """Return the server's report that this connection may not pull, as the end of an error text."""
