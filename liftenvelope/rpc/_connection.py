@@ -34,6 +34,7 @@ from liftenvelope.rpc._http2 import (
     ErrorCodes,
     H2Configuration,
     H2Connection,
+    H2Stream,
     ProtocolError,
     SettingCodes,
     Settings,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from liftenvelope.rpc._fields import Block
     from liftenvelope.rpc.status import RpcError
 
-__all__ = ["DEFAULT_WINDOW", "PREFACE_SIZE", "Connection"]
+__all__ = ["BRIEF", "DEFAULT_WINDOW", "PREFACE_SIZE", "Connection"]
 
 #: Bytes that the peer may send on one call before any of them are taken.
 DEFAULT_WINDOW: Final = 8 * 1024 * 1024
@@ -63,10 +64,10 @@ _HEADER_FRAMES: Final = (b"\x01", b"\x05", b"\x09")
 _END_STREAM, _END_HEADERS = 0x1, 0x4
 # Type and flags of HEADERS frames that hold a whole header block, without padding or priority.
 _WHOLE_BLOCKS: Final = (b"\x01\x04", b"\x01\x05")
-# Complete frame headers: PING, PING with ACK, WINDOW_UPDATE of the connection.
-_PING_HEADER: Final = b"\0\0\x08\x06\0\0\0\0\0"
-_PONG_HEADER: Final = b"\0\0\x08\x06\x01\0\0\0\0"
-_ROOM_HEADER: Final = b"\0\0\x04\x08\0\0\0\0\0"
+# Frame headers without the stream: PING, PING with ACK, WINDOW_UPDATE.
+_PING, _PONG, _ROOM = b"\0\0\x08\x06\0", b"\0\0\x08\x06\x01", b"\0\0\x04\x08\0"
+#: Frames that are handled without h2.
+BRIEF: Final = frozenset({_PING, _PONG, _ROOM})
 # Type and flags of frames that require an answer (SETTINGS and PING), and how many may arrive before answers
 # go out. A peer that sends more is treated as an attack on memory or CPU (RFC 9113, 10.5).
 _ANSWERED: Final = (b"\x04\0", b"\x06\0")
@@ -362,20 +363,28 @@ class Connection:
             self._sending.unblock_all()
 
     def _handle_briefly(self, frame: bytes) -> list[Event] | None:
-        """Handle a PING, its answer, or a connection WINDOW_UPDATE; return None for any other frame."""
-        header = frame[:9]
-        if header == _PING_HEADER:
-            self._own_frames += _PONG_HEADER + frame[9:]
+        """Handle a PING, its answer, or a WINDOW_UPDATE; return None for any other frame.
+
+        h2 takes much longer, and grpcio sends a WINDOW_UPDATE for every second message that it receives.
+        """
+        header, call_id = frame[:5], int.from_bytes(frame[5:9], "big") & 0x7FFFFFFF
+        if header == _PING and not call_id:
+            self._own_frames += _PONG + frame[5:]
             return []
-        if header == _PONG_HEADER:
+        if header == _PONG and not call_id:
             return [Pong()]
-        if header == _ROOM_HEADER:
-            increment = int.from_bytes(frame[9:], "big") & 0x7FFFFFFF
-            room = self._h2.outbound_flow_control_window + increment
-            if increment and room <= LARGEST_WINDOW:
-                self._h2.outbound_flow_control_window = room
+        if header == _ROOM:
+            increment, window = int.from_bytes(frame[9:], "big") & 0x7FFFFFFF, self._window_of(call_id)
+            if window is not None and 0 < increment <= LARGEST_WINDOW - window.outbound_flow_control_window:
+                window.outbound_flow_control_window += increment
                 return []
         return None
+
+    def _window_of(self, call_id: int) -> H2Connection | H2Stream | None:
+        """Return what has the window to send on a call, or for 0 on the connection; None if nothing has."""
+        if not call_id:
+            return self._h2
+        return self._h2.streams.get(call_id) if call_id in self._calls else None
 
     def _recall_headers(self, frame: bytes) -> list[h2_events.Event] | None:
         """Handle a whole header block of an open call if HPACK has it cached; return None otherwise."""

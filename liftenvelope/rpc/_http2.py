@@ -16,6 +16,7 @@ from h2.connection import H2Connection as _H2Connection
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
+from h2.stream import H2Stream
 from hpack import Decoder, Encoder, HeaderTuple, NeverIndexedHeaderTuple
 from hpack.table import HeaderTable
 
@@ -25,6 +26,7 @@ __all__ = [
     "ErrorCodes",
     "H2Configuration",
     "H2Connection",
+    "H2Stream",
     "HeaderTable",
     "HeaderTuple",
     "NeverIndexedHeaderTuple",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from liftenvelope.rpc._budget import Budget
 from liftenvelope.rpc._calls import CallState
-from liftenvelope.rpc._connection import PREFACE_SIZE, Connection
+from liftenvelope.rpc._connection import BRIEF, PREFACE_SIZE, Connection
 from liftenvelope.rpc._events import CallEnded, CallStarted, Event, RequestsEnded
 from liftenvelope.rpc._fields import REQUEST, TRAILERS
 from liftenvelope.rpc._headers import Metadata, decode_metadata, encode_metadata, encode_text, parse_timeout
@@ -26,7 +26,7 @@ _BYTES_PER_FRAME: Final = 4096
 #: Control frames that the answer of a call adds to the allowance, besides those for its bytes: grpcio sends a
 #: WINDOW_UPDATE for most answers, however small.
 _FRAMES_PER_ANSWER: Final = 2
-_DATA, _HEADERS, _PING, _WINDOW_UPDATE, _CONTINUATION = 0x0, 0x1, 0x6, 0x8, 0x9
+_DATA, _HEADERS, _CONTINUATION = 0x0, 0x1, 0x9
 _END_STREAM, _PADDED = 0x1, 0x8
 #: Minimum size of a DATA frame that goes through h2 and still does not count as a control frame.
 _LEAST_DATA: Final = 1024
@@ -124,13 +124,14 @@ class ServerConnection(Connection):
         self.greeted = True
         before = len(self._calls)
         kind, flags, stream = frame[3], frame[4], frame[5:9]
-        is_cheap = kind in (_PING, _WINDOW_UPDATE) and stream == b"\0\0\0\0"
+        is_of_open_call = int.from_bytes(stream, "big") in self._calls
+        is_cheap = frame[:5] in BRIEF and (is_of_open_call or stream == b"\0\0\0\0")
         is_request = kind in (_HEADERS, _CONTINUATION) or (
             # Other DATA frames have no effect and still cost h2's time: empty ones, or those of ended calls.
             kind == _DATA
             and not flags & _PADDED
             and (flags & _END_STREAM or len(frame) >= _LEAST_DATA)
-            and int.from_bytes(stream, "big") in self._calls
+            and is_of_open_call
         )
         events = super()._handle_frame(frame)
         if len(self._calls) < before or not (is_cheap or is_request):

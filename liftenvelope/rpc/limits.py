@@ -69,8 +69,8 @@ class ServerLimits:
         max_status_bytes: Size of a status text, which may quote the request, in bytes of UTF-8. Longer texts
             are cut. A gateway also cuts the errors of messages on PublishAsync. Default 1,024.
         control_frames_per_second: Sustained rate of control frames and resets of a connection, per second. A
-            higher rate ends the connection with ENHANCE_YOUR_CALM. Two for each answer do not count. Default
-            250.
+            higher rate ends the connection with ENHANCE_YOUR_CALM. Two for each answer, and WINDOW_UPDATE of
+            open calls, do not count. Default 250.
         control_frame_burst: Control frames and resets accepted at once. Default 1,000.
         handshake_timeout: Seconds for a client to finish the TLS handshake. Default 10.
         preface_timeout: Seconds from the handshake to the first HTTP/2 frame. Default 10.

@@ -146,7 +146,7 @@ _CONTROL: Final = [
     _on_open("empty data", lambda _: frame(DATA, 0, 1), serves()),
     _on_open("padded data", lambda _: frame(DATA, 8, 1, b"\0"), closes(_CALM)),
     _on_open("data of padding alone", lambda _: frame(DATA, 8, 1, b"\x09" + bytes(9)), closes(_CALM)),
-    _on_open("window updates of a call", lambda _: frame(WINDOW_UPDATE, 0, 1, b"\0\0\0\1"), closes(_CALM)),
+    _on_open("window updates of a call", lambda _: frame(WINDOW_UPDATE, 0, 1, b"\0\0\0\1"), serves()),
     Attack(
         name="window updates of the connection",
         must=serves(),

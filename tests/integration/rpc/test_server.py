@@ -112,6 +112,20 @@ async def test_thousands_of_calls_at_once_are_no_flood(google: grpc.aio.Channel)
     assert answers == [b"%d" % number for number in range(3_000)]
 
 
+async def test_thousands_of_small_messages_both_ways_are_no_flood(google: grpc.aio.Channel) -> None:
+    """grpcio sends a control frame for every second message that it receives."""
+    chat = google.stream_stream("/test/chat")()
+
+    async def send() -> None:
+        for number in range(10_000):
+            await chat.write(b"%d" % number)
+        await chat.done_writing()
+
+    sending = asyncio.create_task(send())
+    assert [answer async for answer in chat] == [b"%d" % number for number in range(10_000)]
+    await sending
+
+
 @pytest.mark.parametrize("size", [0, 100_000])
 async def test_compressed_calls_are_refused(google: grpc.aio.Channel, size: int) -> None:
     """Also those of small messages, which grpcio does not compress."""

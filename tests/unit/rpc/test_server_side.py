@@ -460,7 +460,8 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 FLOODS = {
     "settings": lambda stream: frame(4, 0, 0, b""),
     "priority": lambda stream: frame(2, 0, stream, bytes(5)),
-    "room on a call": lambda stream: frame(8, 0, stream, (1).to_bytes(4, "big")),
+    "room on a call that is over": lambda stream: frame(8, 0, stream + 2, (1).to_bytes(4, "big")),
+    "room on a call with flags": lambda stream: frame(8, 1, stream, (1).to_bytes(4, "big")),
     "empty padded data": lambda stream: frame(0, 8, stream, b"\0"),
     "data without content": lambda stream: frame(0, 2, stream, b""),
     "end of a call that is over": lambda stream: frame(0, 1, stream + 2, b""),
@@ -536,6 +537,22 @@ def test_window_updates_for_each_answer_are_no_flood() -> None:
     assert not pair.server.failed
     pair.server.feed(frame(8, 0, call_id, b"\0\0\0\x0b") * 201)
     assert pair.server.failed
+
+
+def test_window_updates_of_an_open_call_are_no_flood() -> None:
+    """grpcio sends one for every second message that it gets on a stream of small ones."""
+    pair = Pair(control_frames_per_second=50, control_frame_burst=200)
+    call_id = pair.start()
+    pair.exchange()
+    assert pair.server.feed(frame(8, 0, call_id, (1).to_bytes(4, "big")) * 1_000) == []
+    assert not pair.server.failed
+    assert pair.server._h2.streams[call_id].outbound_flow_control_window == 65_535 + 1_000
+    (ended,) = pair.server.feed(frame(8, 0, call_id, (2**31 - 1).to_bytes(4, "big")))
+    assert isinstance(ended, CallEnded)
+    pair.exchange()
+    (reset,) = pair.seen(h2_events.StreamReset)
+    assert reset.error_code == ErrorCodes.FLOW_CONTROL_ERROR
+    assert not pair.server.failed
 
 
 def test_call_with_compressed_messages_is_refused() -> None:
