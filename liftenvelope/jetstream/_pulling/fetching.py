@@ -169,6 +169,7 @@ class _Fetch:
     _timer: asyncio.TimerHandle
     _number = 0
     _heard = 0.0
+    #: When the last message came: unlike ``_heard``, not moved by heartbeats.
     _message_at = 0.0
     _deadline = 0.0
     #: Time until which 503 means that the consumer has no leader. 0 until a pull is lost or the consumer is

@@ -27,13 +27,14 @@ async def slow_nc(jetstream_server: NatsServer) -> AsyncIterator[Client]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_server, to_server = await asyncio.open_connection("127.0.0.1", jetstream_server.port)
-        sending = asyncio.create_task(pass_on(reader, to_server, 0.0))
-        try:
-            await pass_on(from_server, writer, PAUSE)
-        finally:
-            sending.cancel()
-            to_server.close()
-            writer.close()
+        up = asyncio.create_task(pass_on(reader, to_server, 0.0))
+        down = asyncio.create_task(pass_on(from_server, writer, PAUSE))
+        await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
+        up.cancel()
+        down.cancel()
+        await asyncio.gather(up, down, return_exceptions=True)
+        to_server.close()
+        writer.close()  # since Python 3.12 a server waits for the ends of its connections
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
