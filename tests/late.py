@@ -14,6 +14,7 @@ import os
 import random
 import selectors
 import socket
+import stat
 import time
 from typing import Any, Final
 
@@ -83,11 +84,10 @@ class LateSelector(selectors.DefaultSelector):
 
 
 def _listens(fd: int) -> bool:
-    try:
-        with socket.socket(fileno=os.dup(fd)) as one:
-            return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-    except OSError:
-        return False  # a pipe
+    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+        return False
+    with socket.socket(fileno=os.dup(fd)) as one:
+        return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def pytest_configure() -> None:
