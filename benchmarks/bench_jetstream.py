@@ -59,7 +59,7 @@ _READ_LIMIT = (
     "500 messages while it waits for 250, so for 750 at most. Ours and nats.go ask for 250, so for 500 at "
     "most. Asked as by async-nats, nats-server takes 1.7 us, and our reads an eighth less time."
 )
-#: Of messages() on a plain connection. A send is slow in wall time alone: the server runs first.
+#: Of messages() on a plain connection. A send takes that long because it wakes the server, which runs first.
 _PULLS_LIMIT = (
     "It takes no more processor time than its peer, 8.5 us for a message beside 8.6 to 9.2, most of it in "
     "nats-py's parser. With one pull for all the server runs ahead. Ours asks for 500 messages at most, and "

@@ -24,6 +24,11 @@ from liftenvelope.rpc.blocking import BlockingChannel
 from liftenvelope.testing import LiftbridgeCluster
 
 SUBSCRIBE, METADATA = "/proto.API/Subscribe", "/proto.API/FetchMetadata"
+# In the process of a run on an AMD EPYC, with a timer around each part. On a Xeon the ratio is 1.0.
+UNARY_LIMIT = (
+    "Of ours, h2 takes 45 % of the time to make and read the frames, in Python, the socket 15 %, and 30 % is "
+    "the wait for the server. grpcio makes and reads its frames in C."
+)
 PATIENCE = 120.0
 
 
@@ -190,7 +195,7 @@ def test_unary_blocking(compare: Comparison, liftbridge: LiftbridgeCluster) -> N
         compare(
             "FetchMetadata, p50, blocking",
             _p50(lambda: ours.unary(METADATA, b"", timeout=60.0), count),
-            Peer("grpcio", _p50(lambda: theirs(b"", timeout=60.0), count), 1.0),
+            Peer("grpcio", _p50(lambda: theirs(b"", timeout=60.0), count), 1.0, UNARY_LIMIT),
         )
 
 
@@ -214,5 +219,5 @@ def test_unary_aio(
     compare(
         "FetchMetadata, p50, asyncio",
         rounds_of(lambda: channel.unary(METADATA, b"", timeout=60.0)),
-        Peer("grpc.aio", rounds_of(lambda: theirs(b"", timeout=60.0)), 1.0),
+        Peer("grpc.aio", rounds_of(lambda: theirs(b"", timeout=60.0)), 1.0, UNARY_LIMIT),
     )

@@ -41,6 +41,12 @@ class Row:
         return self.theirs / self.ours
 
     @property
+    def shown_ratio(self) -> str:
+        """The ratio with three digits, or with as many as tell it from a missed target."""
+        missed = None if self.met or self.target is None else f"{self.target:.3g}"
+        return next(text for digits in range(3, 18) if (text := f"{self.ratio:.{digits}g}") != missed)
+
+    @property
     def met(self) -> bool:
         """True if the target is met, or there is none."""
         return self.target is None or self.ratio >= self.target
@@ -56,7 +62,7 @@ class Row:
             self._shown(self.ours),
             self.peer,
             self._shown(self.theirs),
-            f"{self.ratio:.3g}",
+            self.shown_ratio,
             spread,
             *wanted,
         )
@@ -143,7 +149,7 @@ class Report:
     def markdown(self) -> str:
         """The page of results."""
         missed = [
-            f"- **{row.what}, beside {row.peer}**: {row.ratio:.3g}, not {row.target:.3g}. {row.limit}"
+            f"- **{row.what}, beside {row.peer}**: {row.shown_ratio}, not {row.target:.3g}. {row.limit}"
             for row in self.missed()
         ]
         return "\n".join(
