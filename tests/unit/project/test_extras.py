@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[3]
 def extras() -> Iterator[tuple[str, str]]:
     """Yield the files of the package, and the extras that they name."""
     for path in sorted((ROOT / "liftenvelope").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        source = path.read_text("utf-8")
+        for node in ast.walk(ast.parse(source)) if "require(" in source else ():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "require":
                 extra = node.args[1]
                 assert isinstance(extra, ast.Constant), path

@@ -30,15 +30,19 @@ def is_log_call(node: ast.AST) -> bool:
 
 def texts_of(path: Path) -> Iterator[str]:
     """Yield the texts of the log calls in a module. A variable stands for what its function assigns to it."""
-    tree = ast.parse(path.read_text("utf-8"))
-    for function in ast.walk(tree):
+    source = path.read_text("utf-8")
+    if not any(f"{logger}." in source for logger in LOGGERS):
+        return
+    for function in ast.walk(ast.parse(source)):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        assignments = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
-        assigned = {ast.unparse(node.targets[0]): node.value for node in assignments}
-        for node in ast.walk(function):
-            if not is_log_call(node):
-                continue
+        nodes = list(ast.walk(function))
+        assigned = {
+            node.targets[0].id: node.value
+            for node in nodes
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }
+        for node in filter(is_log_call, nodes):
             assert isinstance(node, ast.Call)
             assert isinstance(node.func, ast.Attribute)
             text: ast.expr = node.args[1] if node.func.attr == "log" else node.args[0]
