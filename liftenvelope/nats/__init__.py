@@ -5,6 +5,7 @@ for many messages, with partitions and whole batches. Neither closes the connect
 :func:`accelerate` makes receiving acks several times faster.
 """
 
+from liftenvelope.nats import _lean_import  # noqa: F401 - first: before nats-py is imported
 from liftenvelope.nats._ack_future import AckFuture
 from liftenvelope.nats._ack_inbox import AckInbox
 from liftenvelope.nats._batch_acks import BatchAcks, BatchSummary

@@ -1,0 +1,76 @@
+"""Importing the package imports no aiohttp, which nats-py needs for WebSockets alone."""
+
+import subprocess
+import sys
+
+import pytest
+
+#: What the commands, gateways and processes of Spark import.
+PACKAGES = (
+    "nats",
+    "jetstream",
+    "group",
+    "gateway.serving",
+    "bulk",
+    "archive",
+    "spark",
+    "client",
+    "cli._root",
+)
+
+
+def said_by(source: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", source], check=True, capture_output=True, text=True)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_aiohttp_is_not_imported(package: str) -> None:
+    assert said_by(f"import sys, liftenvelope.{package}; print('aiohttp' in sys.modules)") == ["False"]
+
+
+def test_nats_py_finds_aiohttp_when_it_uses_it() -> None:
+    source = """
+import liftenvelope.nats
+from nats.aio import transport
+print(bool(transport.aiohttp), transport.aiohttp.ClientSession.__module__)
+import aiohttp, aiohttp.web
+print(transport.aiohttp.ClientSession is aiohttp.ClientSession, transport.aiohttp.web is aiohttp.web)
+"""
+    assert said_by(source) == ["True", "aiohttp.client", "True", "True"]
+
+
+@pytest.mark.parametrize("first", ["import aiohttp", "import nats", "sys.modules['aiohttp'] = None"])
+def test_import_changes_nothing_that_was_there_before(first: str) -> None:
+    source = f"""
+import sys
+{first}
+before = sys.modules["aiohttp"]
+import liftenvelope.nats
+from nats.aio import transport
+print(sys.modules["aiohttp"] is before, transport.aiohttp is before)
+"""
+    assert said_by(source) == ["True", "True"]
+
+
+def test_import_by_another_thread_meanwhile_finds_aiohttp_itself() -> None:
+    """A module that nats-py imports stands for the other thread: it sees what is in ``sys.modules`` then."""
+    source = """
+import builtins, sys
+real = builtins.__import__
+seen = []
+
+def meanwhile(name, *arguments, **options):
+    if name.startswith("nats") and not seen and "aiohttp" in sys.modules:
+        seen.append(name)
+        from aiohttp import ClientSession
+        import aiohttp.web
+        seen.append(aiohttp.ClientSession is ClientSession)
+    return real(name, *arguments, **options)
+
+builtins.__import__ = meanwhile
+import liftenvelope.nats
+from nats.aio import transport
+print(*seen[1:], type(sys.modules["aiohttp"]).__name__, transport.aiohttp is sys.modules["aiohttp"])
+"""
+    assert said_by(source) == ["True", "module", "True"]
