@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 from timeit import Timer
 from typing import TYPE_CHECKING, Any, Final
 
+from liftenvelope.nats import AckInbox, BatchSummary, EnvelopePublisher
+
+# After liftenvelope.nats, which imports it without aiohttp.
+# isort: split
 import nats
 import nats.errors
 
@@ -21,7 +25,6 @@ from liftenvelope._native.values import ACK_FIELDS, MESSAGE_FIELDS
 from liftenvelope._secrets import without_secrets
 from liftenvelope.envelope import Ack, marshal_ack, new_message, unmarshal_ack, unmarshal_message
 from liftenvelope.errors import AckTimeoutError, LiftEnvelopeError, TransportError, UsageError
-from liftenvelope.nats import AckInbox, BatchSummary, EnvelopePublisher
 from liftenvelope.nats.closing import close_connection
 from liftenvelope.nats.program_client import new_client
 from liftenvelope.rpc.address import parse_address

@@ -8,6 +8,10 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from liftenvelope.nats.link import max_payload_of
+
+# After liftenvelope.nats, which imports it without aiohttp.
+# isort: split
 import nats.errors
 
 from liftenvelope.cli._checks.connection import skipped
@@ -21,7 +25,6 @@ from liftenvelope.cli._checks.server import (
     version_finding,
 )
 from liftenvelope.errors import PermissionDeniedError
-from liftenvelope.nats.link import max_payload_of
 
 if TYPE_CHECKING:
     from nats.aio.client import Client as NatsClient

@@ -223,11 +223,13 @@ class CommandServers:
         read_credentials(text, name)
 
     async def _connect(self) -> NatsClient:
-        import nats.errors
-
         from liftenvelope.nats.closing import close_connection
         from liftenvelope.nats.logins import with_login_of
         from liftenvelope.nats.program_client import new_client
+
+        # After liftenvelope.nats, which imports it without aiohttp.
+        # isort: split
+        import nats.errors
 
         self._check_credentials()
         seen: list[Exception] = []

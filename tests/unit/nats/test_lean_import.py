@@ -29,6 +29,20 @@ def test_aiohttp_is_not_imported(package: str) -> None:
     assert said_by(f"import sys, liftenvelope.{package}; print('aiohttp' in sys.modules)") == ["False"]
 
 
+@pytest.mark.parametrize("call", ["demo --help", "doctor --help", "stream ls --url nats://127.0.0.1:1"])
+def test_command_imports_nats_py_without_aiohttp(call: str) -> None:
+    source = f"""
+import sys
+from liftenvelope.cli import main
+sys.argv[1:] = {call.split()}
+try:
+    main()
+except SystemExit:
+    print("nats" in sys.modules, "aiohttp" in sys.modules)
+"""
+    assert said_by(source)[-2:] == ["True", "False"]
+
+
 def test_nats_py_finds_aiohttp_when_it_uses_it() -> None:
     source = """
 import liftenvelope.nats
