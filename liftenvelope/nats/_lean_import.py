@@ -11,30 +11,37 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from threading import Lock
 from types import ModuleType
 
 _AIOHTTP = "aiohttp"
+_lock = Lock()
 
 
 class _StandIn(ModuleType):
-    """Has the attributes of a module that it imports when the first of them is read."""
+    """Has the attributes of a module, which it imports when the first of them is read."""
 
     def __getattr__(self, name: str) -> object:
         self.give_way()
-        return getattr(import_module(self.__name__), name)
+        found = getattr(import_module(self.__name__), name)
+        setattr(self, name, found)  # nats-py reads one for each WebSocket frame, and this takes 6 us
+        return found
 
     def give_way(self) -> None:
         """Leave the place in ``sys.modules`` to the module itself."""
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
+        with _lock:
+            if sys.modules.get(self.__name__) is self:
+                del sys.modules[self.__name__]
 
 
 def _import_nats() -> None:
     if _AIOHTTP in sys.modules or find_spec(_AIOHTTP) is None:
         return
-    sys.modules[_AIOHTTP] = stand_in = _StandIn(_AIOHTTP)
+    stand_in = _StandIn(_AIOHTTP)
     try:
-        import_module("nats")
+        # Unless another thread has begun to import aiohttp meanwhile.
+        if sys.modules.setdefault(_AIOHTTP, stand_in) is stand_in:
+            import_module("nats")
     finally:
         stand_in.give_way()
 
