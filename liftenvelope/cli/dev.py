@@ -212,11 +212,9 @@ async def _traffic(nats_url: str, gateway: str, rate: float) -> AsyncIterator[No
 
 
 async def _publish(nats_url: str, rate: float) -> None:
-    from liftenvelope.nats import AckInbox, EnvelopePublisher
-
-    # After liftenvelope.nats, which imports it without aiohttp.
-    # isort: split
     import nats
+
+    from liftenvelope.nats import AckInbox, EnvelopePublisher
 
     async with await nats.connect(nats_url) as nc, AckInbox(nc) as inbox:
         publisher = EnvelopePublisher(nc, _STREAM, inbox=inbox, partitions=_PARTITIONS)
