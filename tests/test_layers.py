@@ -122,7 +122,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__",),
     ),
     "gateway": (
-        ("limits", "notify", "toml_file"),
+        ("limits", "notify", "signals", "toml_file"),
         ("_protocol",),
         ("_cluster",),
         ("_partitions",),

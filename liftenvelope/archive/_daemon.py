@@ -28,7 +28,7 @@ from liftenvelope.bulk import Progress, TableWritten
 from liftenvelope.errors import LiftEnvelopeError
 from liftenvelope.gateway.http_endpoint import serving_http
 from liftenvelope.gateway.notify import notify
-from liftenvelope.gateway.serving import stopped_by_signals
+from liftenvelope.gateway.signals import stopped_by_signals
 
 __all__ = ["ArchiveDaemon"]
 

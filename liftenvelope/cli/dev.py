@@ -142,7 +142,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
 async def _run(nats_port: int, listen: str, http: str, rate: float, folder: str, as_json: bool) -> None:
     from liftenvelope.gateway.embedded import BUFFERED
-    from liftenvelope.gateway.serving import Serving, running_gateway, stopped_by_signals
+    from liftenvelope.gateway.serving import Serving, running_gateway
+    from liftenvelope.gateway.signals import stopped_by_signals
     from liftenvelope.rpc.address import parse_address
     from liftenvelope.testing import run_nats_server
 

@@ -11,14 +11,12 @@ import os
 import signal
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
 from typing import Any, Final, Self
-
-from nats.aio.client import Client
 
 from liftenvelope._checks import about, is_encodable, nearest
 from liftenvelope._secrets import without_secrets
@@ -30,9 +28,14 @@ from liftenvelope.gateway.embedded import EmbeddedNats
 from liftenvelope.gateway.http_endpoint import NO_PAGES, Pages, check_http, monitor_of, serving_http
 from liftenvelope.gateway.limits import Limits
 from liftenvelope.gateway.notify import feeding_watchdog, notify, notify_reloading
+from liftenvelope.gateway.signals import stopped_by_signals
 from liftenvelope.nats.program_client import new_client
 from liftenvelope.nats.subjects import check_inbox_prefix
 from liftenvelope.rpc.tls import check_server_name
+
+# After liftenvelope.nats, which imports it without aiohttp.
+# isort: split
+from nats.aio.client import Client
 
 __all__ = [
     "Serving",
@@ -42,11 +45,9 @@ __all__ = [
     "reload",
     "running_gateway",
     "serve",
-    "stopped_by_signals",
 ]
 
 _log: Final = logging.getLogger("liftenvelope.gateway")
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _TLS: Final = ("tls_cert", "tls_key", "tls_client_ca")
 _NATS_TLS: Final = ("nats_tls_ca", "nats_tls_cert", "nats_tls_key")
 #: Parameter of mallopt() for the size of blocks that glibc maps on their own, and that size in bytes.
@@ -396,34 +397,6 @@ async def serve(
                 notify("STOPPING=1", f"STATUS=draining, for at most {serving.drain} s")
         finally:
             gc.unfreeze()
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[asyncio.Event]:
-    """Handle SIGINT and SIGTERM while the block runs; a second one has its default effect on the program.
-
-    SIGHUP, which ends a program by default, is ignored until the block adds a handler. That one is removed
-    after the block.
-
-    Yields:
-        An event that the first signal sets.
-    """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def end() -> None:
-        stop.set()
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
-
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, end)
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)
-    try:
-        yield stop
-    finally:
-        for number in (*_SIGNALS, signal.SIGHUP):
-            loop.remove_signal_handler(number)
 
 
 def reload(serving: Serving, gateway: Gateway) -> None:

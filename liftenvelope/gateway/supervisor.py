@@ -25,7 +25,8 @@ from liftenvelope.gateway._workers.slot import Program, WorkerSlot
 from liftenvelope.gateway.http_endpoint import NO_PAGES, Monitored, Pages, http_address, serving_http
 from liftenvelope.gateway.limits import Limits
 from liftenvelope.gateway.notify import feeding_watchdog, notify, notify_reloading
-from liftenvelope.gateway.serving import Serving, embedded_nats, has_ended, stopped_by_signals
+from liftenvelope.gateway.serving import Serving, embedded_nats, has_ended
+from liftenvelope.gateway.signals import stopped_by_signals
 from liftenvelope.rpc.address import Address, parse_address
 
 if TYPE_CHECKING:

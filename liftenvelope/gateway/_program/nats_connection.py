@@ -9,9 +9,6 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import nats.errors
-from nats.aio.client import Client
-
 from liftenvelope._checks import about
 from liftenvelope._logs.throttle import Throttle
 from liftenvelope._secrets import without_secrets
@@ -19,6 +16,11 @@ from liftenvelope.errors import TransportError, UsageError
 from liftenvelope.nats.closing import close_connection
 from liftenvelope.nats.logins import is_refused_login, refused_login, with_login_of
 from liftenvelope.nats.program_client import MalformedMessageError, NoTlsError
+
+# After liftenvelope.nats, which imports it without aiohttp.
+# isort: split
+import nats.errors
+from nats.aio.client import Client
 
 __all__ = ["check_urls", "connection_to"]
 

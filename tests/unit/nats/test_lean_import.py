@@ -11,6 +11,7 @@ PACKAGES = (
     "jetstream",
     "group",
     "gateway.serving",
+    "gateway._program.nats_connection",
     "bulk",
     "archive",
     "spark._writing",
@@ -27,6 +28,12 @@ def said_by(source: str) -> list[str]:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_aiohttp_is_not_imported(package: str) -> None:
     assert said_by(f"import sys, liftenvelope.{package}; print('aiohttp' in sys.modules)") == ["False"]
+
+
+@pytest.mark.parametrize("package", ["archive._daemon", "testing._gateway"])
+def test_gateway_is_not_imported_by_those_who_use_its_helpers(package: str) -> None:
+    source = f"import sys, liftenvelope.{package}; print('liftenvelope.gateway._gateway' in sys.modules)"
+    assert said_by(source) == ["False"]
 
 
 @pytest.mark.parametrize("call", ["demo --help", "doctor --help", "stream ls --url nats://127.0.0.1:1"])
