@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Final
@@ -81,6 +82,9 @@ class _Root(click.Group):
 @click.version_option(__version__, prog_name="liftenvelope")
 def root() -> None:
     """Durable, keyed, acknowledged messages over NATS."""
+    if not gc.isenabled():  # the command is imported
+        gc.freeze()
+        gc.enable()
 
 
 @root.command()

@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
+import gc
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from liftenvelope.errors import LiftEnvelopeError
-from liftenvelope.gateway._gateway import Gateway
-from liftenvelope.gateway.serving import Serving, serve
+if TYPE_CHECKING:
+    from liftenvelope.gateway._gateway import Gateway
 
 
 def main() -> int:
     """Serve until stopped; return the exit status."""
+    # As in the command, because imports leave no garbage.
+    gc.disable()
+    atexit.register(gc.freeze)
+    from liftenvelope.errors import LiftEnvelopeError
+    from liftenvelope.gateway.serving import Serving, serve
+
+    gc.freeze()
+    gc.enable()
     text = "Serve a gateway for liftenvelope.testing. To run one yourself: liftenvelope serve"
     parser = argparse.ArgumentParser("python -m liftenvelope.gateway", description=text)
     parser.add_argument("file", metavar="FILE", type=Path, help="JSON file with the arguments of Serving")

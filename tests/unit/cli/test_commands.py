@@ -320,3 +320,19 @@ main()
         process.terminate()
         assert process.stdout.read() == "cleaned up\n"
         assert process.wait(60) == 143
+
+
+def test_command_collects_garbage() -> None:
+    code = """
+import gc
+from liftenvelope.cli import main
+from liftenvelope.cli._root import root
+
+@root.command()
+def show():
+    print(gc.isenabled(), gc.get_freeze_count() > 10_000)
+
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code, "show"], check=True, capture_output=True, text=True)
+    assert done.stdout == "True True\n"
