@@ -7,8 +7,12 @@ import platform
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median, quantiles
+from typing import Final
 
 _PACKAGES = ("nats-py", "protobuf", "pyarrow", "Cython")
+#: Fewer times say nothing of how they vary.
+_FEW_TIMES: Final = 100
 _HEAD = ("what", "ours", "peer", "peer's", "times as fast", "of single rounds", "target", "met")
 
 
@@ -125,6 +129,8 @@ class Report:
         versions: Names and versions of servers and peers, as they tell them themselves.
         absent: Peers that were not measured, and the reasons.
         command: What writes the page.
+        load: Load of the machine when the run began.
+        same_work: Times of a loop of the same work, one before each round.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -133,6 +139,7 @@ class Report:
     absent: dict[str, str] = field(default_factory=dict)
     command: str = "`make bench` (`python -m benchmarks`)"
     load: float = field(default_factory=lambda: os.getloadavg()[0])
+    same_work: list[float] = field(default_factory=list)
 
     def table(self) -> str:
         """The results in columns."""
@@ -184,9 +191,22 @@ class Report:
         busy = note if self.load > cores / 2 else ""
         return [
             f"{_processor()}, {cores} cores; load when the run began {self.load:.2f}{busy}",
+            *self._unsteadiness(),
             ", ".join(f"{name} {number}" for name, number in packages.items()),
             ", ".join(f"{name} {number}" for name, number in self.versions.items()),
             *(f"{name} was not measured: {reason}" for name, reason in self.absent.items()),
+        ]
+
+    def _unsteadiness(self) -> list[str]:
+        """Say how much the machine itself varied."""
+        if len(self.same_work) < _FEW_TIMES:
+            return []
+        middle = median(self.same_work)
+        low, *_, high = (part / middle for part in quantiles(self.same_work, n=20))
+        rounds, most = len(self.same_work), max(self.same_work) / middle
+        return [
+            f"A loop of the same work, timed before each of {rounds:,} rounds, took {low:.2f} to {high:.2f} "
+            f"of its median in nine rounds of ten, and {most:.2f} at most: so much the machine itself varied"
         ]
 
 

@@ -65,6 +65,7 @@ class Comparison:
         others: list[list[float]] = [[] for _ in peers]
 
         def run_peers() -> None:
+            self._report.same_work.append(_seconds(_count, 1))
             for peer, times in zip(peers, others, strict=True):
                 times.append(peer.run())
 
@@ -127,6 +128,12 @@ def _harness_frozen() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def _count(_: Iterable[None]) -> None:
+    """Do the same work each time, for some milliseconds: how its time varies is the machine's doing."""
+    for _number in range(100_000):
+        pass
 
 
 def _seconds(loop: Loop, number: int) -> float:
