@@ -27,6 +27,8 @@ EXTRAS := client,arrow,cli,otel
 GO := 1.25.3
 # Hundreds of processes import the package and its tests: without compiled files, each compiles them again.
 unexport PYTHONDONTWRITEBYTECODE
+# Those of packages that Selenium brings would be imported in each process.
+export HYPOTHESIS_NO_PLUGINS := 1
 # Tests that need no server.
 WITHOUT_SERVERS := tests/unit tests/twin tests/test_layers.py
 # Left out by the further runs, on other interpreters and the like: tests that only read the sources.

@@ -60,8 +60,7 @@ class Certificates:
         """Return the TLS of an attacker; None for one that sends what it likes over TCP."""
         if name == "plain":
             return None
-        context = ssl.create_default_context()
-        self._ca.configure_trust(context)
+        context = ssl.create_default_context(cadata=self._ca.cert_pem.bytes().decode())
         if name == "foreign":
             trustme.CA().issue_cert("a@example.org", common_name="bystander").configure_cert(context)
         elif name != "anonymous":
