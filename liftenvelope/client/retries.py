@@ -54,6 +54,7 @@ class Retry:
     Attributes:
         repeatable: Whether the method may be repeated although the server may have carried it out already.
         attempt_timeout: Seconds for one attempt, None for all the time of the call.
+        doubles: Whether each attempt that was not answered in time doubles the time of the next.
         done_already: Status of a second attempt if the first one was carried out, None if there is no such
             status.
         leaders: Number of brokers that may answer that they are not the leader, None for any number.
@@ -61,8 +62,15 @@ class Retry:
 
     repeatable: bool = False
     attempt_timeout: float | None = None
+    doubles: bool = False
     done_already: StatusCode | None = None
     leaders: int | None = None
+
+    def timeout_after(self, late: int) -> float | None:
+        """Return the seconds for an attempt after so many that were not answered in time."""
+        if self.attempt_timeout is None or not self.doubles:
+            return self.attempt_timeout
+        return self.attempt_timeout * 2.0**late
 
     def allows(self, fate: Fate, failed: int) -> bool:
         """Return True if there may be another attempt.
@@ -77,8 +85,9 @@ class Retry:
 
 
 # The attempt timeout leaves time for another broker. A broker that waits for the rest of a new cluster can
-# hold FetchMetadata until its deadline, and a stalled broker any call.
-READ: Final = Retry(repeatable=True, attempt_timeout=3.0)
+# hold FetchMetadata until its deadline, and a stalled broker any call. It doubles because a broker with too
+# much to do, as with 2,000 calls at once, would be asked again and again for what it has half done.
+READ: Final = Retry(repeatable=True, attempt_timeout=3.0, doubles=True)
 # Liftbridge 1.9.0 sometimes misses that Raft has applied a change, and answers at the deadline of the call:
 # timeoutFuture.Error() in server/raft.go drops a result that arrives before its select. Until then, it may
 # hold the lock of all changes. A second attempt finds the change made. Changes of streams get more time,

@@ -32,6 +32,6 @@ def patient_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     patient = {method: replace(rule, attempt_timeout=None) for method, rule in RETRIES.items()}
     monkeypatch.setattr(cluster, "RETRIES", patient)
-    monkeypatch.setattr(subscribe_call, "_HANDSHAKE_TIMEOUT", 60.0)
+    monkeypatch.setattr(subscribe_call, "HANDSHAKE_TIMEOUT", 60.0)
     monkeypatch.setattr(subscription, "_CHECK_TIMEOUT", 60.0)
     monkeypatch.setattr(subscription, "_CLOSED_CHECK_TIMEOUT", 60.0)

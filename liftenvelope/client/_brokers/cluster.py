@@ -128,12 +128,12 @@ class Cluster:
         Raises:
             LiftEnvelopeError: The last failure, as ``failures.call_error`` translates it.
         """
-        rule, failed, uncertain = rule or RETRIES[method], list[str](), False
+        rule, failed, uncertain, late = rule or RETRIES[method], list[str](), False, 0
         refused: CallNotProcessedError | None = None
         before: RpcError | TransportError | None = None
         while True:
             address = await route(failed, deadline)
-            attempt_timeout = min(deadline.left, rule.attempt_timeout or deadline.left)
+            attempt_timeout = min(deadline.left, rule.timeout_after(late) or deadline.left)
             try:
                 return await self.call_once(method, request, address, attempt_timeout, on_channel)
             except (RpcError, TransportError) as exc:
@@ -146,8 +146,10 @@ class Cluster:
                 again = rule.allows(fate, len(failed) + 1)
                 if fate is not Fate.TIMED_OUT:
                     before = last
-                elif rule.repeatable and attempt_timeout < (rule.attempt_timeout or 0.0):
-                    last = before or last  # says more than that this attempt had little time
+                else:
+                    late += 1
+                    if rule.repeatable and attempt_timeout < (rule.attempt_timeout or 0.0):
+                        last = before or last  # says more than that this attempt had little time
                 if not again or deadline.is_over or self._closed:
                     raise call_error(method, last, about) from last
                 uncertain |= fate.is_uncertain

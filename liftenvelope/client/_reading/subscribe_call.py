@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from liftenvelope.client.partition_read import PartitionRead
     from liftenvelope.rpc.aio import Call
 
-__all__ = ["open_call"]
+__all__ = ["HANDSHAKE_TIMEOUT", "open_call"]
 
 #: Seconds to wait for the empty message with which the server confirms a subscription.
-_HANDSHAKE_TIMEOUT: Final = 5.0
+HANDSHAKE_TIMEOUT: Final = 5.0
 
 
 async def open_call(
@@ -49,7 +49,7 @@ async def open_call(
     call = channel.server_stream("/proto.API/Subscribe", read.request(resume=resume).SerializeToString())
     async with AsyncExitStack() as unless_it_stands:
         unless_it_stands.callback(call.cancel)
-        came = await _handshake(call, min(_HANDSHAKE_TIMEOUT, deadline.left))
+        came = await _handshake(call, min(HANDSHAKE_TIMEOUT, deadline.left))
         unless_it_stands.pop_all()
     return call, came, address
 

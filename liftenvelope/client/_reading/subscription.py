@@ -23,7 +23,7 @@ from liftenvelope.client._events import SubscriptionLost, SubscriptionResumed
 from liftenvelope.client._reading.async_start_lookup import AsyncStartLookup
 from liftenvelope.client._reading.message_reader import MessageReader
 from liftenvelope.client._reading.read_start import ReadStart
-from liftenvelope.client._reading.subscribe_call import open_call
+from liftenvelope.client._reading.subscribe_call import HANDSHAKE_TIMEOUT, open_call
 from liftenvelope.client.failures import call_error, partition_paused
 from liftenvelope.client.partition_read import PartitionRead, Verdict
 from liftenvelope.client.positions import At, StartAt
@@ -207,8 +207,7 @@ class Subscription(MessageReader):
                 if not self._read.finished:
                     await self._subscribe(deadline)
             except StreamDeletedError:
-                is_over = deadline.is_over or self.closed
-                if is_over or fresh.group is not None or not self._read.is_replaced:
+                if deadline.is_over or self.closed or fresh.group is not None or not self._read.is_replaced:
                     raise
             else:
                 return
@@ -244,25 +243,31 @@ class Subscription(MessageReader):
             CallTimeoutError, NotLeaderError, TransportError, RpcError: The broker is lost.
             LiftEnvelopeError: The server refused the call.
         """
-        attempt = 0
+        attempt, before = 0, None
         while True:
+            has_time = deadline.left >= HANDSHAKE_TIMEOUT
             try:
                 await self._attempt(read, deadline, resume=self._resume, refresh=attempt > 0)
             except (RpcError, TransportError) as exc:
-                verdict = read.ended(exc)
+                verdict, fate = read.ended(exc), fate_of(exc)
                 if verdict is Verdict.FINISHED:
                     self._read.finished = read is self._read
                     return
                 if verdict is Verdict.LOST:
-                    again = not self._begun and fate_of(exc) is not Fate.REFUSED
+                    again = not self._begun and fate is not Fate.REFUSED
                 else:
                     again = attempt < _LATE_ATTEMPTS and await self._may_pass(verdict, deadline)
-                if deadline.is_over or self.closed or not again:
-                    raise self._to_raise(verdict, exc) from exc
-                attempt += 1
-                await asyncio.sleep(deadline.pause_before(attempt))
-                if deadline.is_over:
-                    raise self._to_raise(verdict, exc) from exc
+                failure = call_error("Subscribe", exc, read.name) if isinstance(verdict, Verdict) else verdict
+                last = (failure, exc)
+                if fate is not Fate.TIMED_OUT:
+                    before = last
+                elif not has_time:  # an earlier failure says more
+                    last = before or last
+                if again := again and not (self.closed or deadline.is_over):
+                    attempt += 1
+                    await asyncio.sleep(deadline.pause_before(attempt))
+                if not again or deadline.is_over:
+                    raise last[0] from last[1]
             else:
                 return
 
@@ -276,11 +281,6 @@ class Subscription(MessageReader):
             known = stream.partitions.get(self.partition)
             return known is not None and not known.paused
         return isinstance(verdict, NoSuchPartitionError | NoSuchStreamError)
-
-    def _to_raise(self, verdict: Verdict | LiftEnvelopeError, error: RpcError | TransportError) -> Exception:
-        if isinstance(verdict, Verdict):
-            return call_error("Subscribe", error, self._read.name)
-        return verdict
 
     async def _attempt(self, read: PartitionRead, deadline: Deadline, *, resume: bool, refresh: bool) -> str:
         """Make one call and wait for its handshake; return the address of the broker."""

@@ -28,6 +28,7 @@ from liftenvelope.errors import (
     UsageError,
     UsageTypeError,
 )
+from liftenvelope.rpc.server import ServerCall
 from liftenvelope.rpc.status import CallNotProcessedError, RpcError, StatusCode
 from tests.unit.scripted_broker import ScriptedBroker, client_of, read, scripted, stall, until
 
@@ -105,6 +106,18 @@ class TestMetadata:
                     for _ in range(4):
                         await client.fetch_metadata()
             assert other.calls["FetchMetadata"] >= 5
+
+    async def test_a_broker_that_is_slow_gets_more_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        slow = {"FetchMetadata": Retry(repeatable=True, attempt_timeout=0.1, doubles=True)}
+        async with scripted() as (broker,), client_of([broker], timeout=60.0) as client:
+
+            async def late(_: ServerCall, request: bytes) -> bytes:
+                await asyncio.sleep(1.0)
+                return broker.metadata(request).SerializeToString()
+
+            monkeypatch.setattr(cluster_module, "RETRIES", slow)
+            broker.always("FetchMetadata", late)
+            await client.fetch_metadata()
 
     async def test_all_brokers_stall(self) -> None:
         async with scripted(2) as brokers:

@@ -82,6 +82,14 @@ def test_every_change_of_the_metadata_is_asked_for_again_after_some_seconds() ->
     assert {method for method, rule in RETRIES.items() if rule.attempt_timeout is None} == stored
 
 
+def test_only_reads_get_more_time_after_each_late_answer() -> None:
+    """A broker may hold the lock of all changes for as long as an attempt at a change has."""
+    assert [READ.timeout_after(late) for late in range(4)] == [3.0, 6.0, 12.0, 24.0]
+    assert {rule for rule in RETRIES.values() if rule.doubles} == {READ}
+    assert [RETRIES["CreateStream"].timeout_after(late) for late in (0, 1)] == [20.0, 20.0]
+    assert RETRIES["SetCursor"].timeout_after(5) is None
+
+
 def test_every_method_has_a_rule() -> None:
     methods = {method.name for method in api_pb2.DESCRIPTOR.services_by_name["API"].methods}
     assert set(RETRIES) == methods - {"Subscribe", "PublishAsync"}  # which are streams

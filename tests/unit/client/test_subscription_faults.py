@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("loop_errors")
 
 class TestHandshake:
     async def test_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(subscribe_call, "_HANDSHAKE_TIMEOUT", 0.05)
+        monkeypatch.setattr(subscribe_call, "HANDSHAKE_TIMEOUT", 0.05)
         async with scripted() as (broker,):
             broker.log(0, 1)
             broker.next("Subscribe", stall)
@@ -63,7 +63,7 @@ class TestHandshake:
             assert broker.calls["Subscribe"] == 1
 
     async def test_missing_for_good(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(subscribe_call, "_HANDSHAKE_TIMEOUT", 0.05)
+        monkeypatch.setattr(subscribe_call, "HANDSHAKE_TIMEOUT", 0.05)
         async with scripted() as (broker,):
             broker.log(0, 1)
             broker.always("Subscribe", stall)
@@ -72,6 +72,15 @@ class TestHandshake:
                 with pytest.raises(CallTimeoutError, match=r"did not stand|FetchMetadata was not answered"):
                     await read(client, start="earliest")
             assert broker.calls["Subscribe"] > 1
+
+    async def test_reason_is_told_if_the_last_attempt_has_little_time(self) -> None:
+        async with scripted() as (broker,):
+            broker.log(0)
+            broker.next("Subscribe", RpcError(StatusCode.UNAVAILABLE, "the leader is gone"))
+            broker.next("Subscribe", stall)
+            async with client_of([broker], timeout=1.0) as client:
+                with pytest.raises(RpcError, match="the leader is gone"):
+                    await read(client, start="earliest")
 
     async def test_ended_before(self) -> None:
         async with scripted() as (broker,):
