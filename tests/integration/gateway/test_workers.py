@@ -15,9 +15,11 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import pytest
+
 import liftenvelope
 from liftenvelope.envelope import new_message, unmarshal_ack
-from liftenvelope.testing import NatsServer
+from liftenvelope.testing import NatsServer, run_nats_server
 from liftenvelope.testing._ports import _reserve, free_port, release_port
 from tests.handled import handled
 from tests.integration.certificates import Certificates
@@ -29,6 +31,13 @@ from .test_reload import handshake, options
 
 LINE = re.compile(r"serving the Liftbridge API on (\S+), with the streams of (nats://\S+).*\n")
 SERVE = (sys.executable, "-W", "error", "-m", "liftenvelope", "serve", "--workers", "2")
+
+
+@pytest.fixture(scope="module")
+def jetstream_server() -> Iterator[NatsServer]:
+    """A server of this file's own: workers that are killed count as alive for the gateways of other tests."""
+    with run_nats_server(jetstream=True) as server:
+        yield server
 
 
 class Program:
