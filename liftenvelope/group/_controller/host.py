@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -28,7 +28,7 @@ from liftenvelope.group.errors import (
 )
 from liftenvelope.group.membership import Group, Registered, Registration
 from liftenvelope.group.state import GroupState, Phase, TopicSpec
-from liftenvelope.group.wire import decode_group, encode_group, encode_topics
+from liftenvelope.group.wire import decode_group, encode_topics, group_parts
 
 if TYPE_CHECKING:
     from liftenvelope.group.membership import Beat
@@ -110,7 +110,7 @@ class GroupHost:
         self._wake = asyncio.Event()
         self._end: GroupError | None = None
         self._topics: tuple[list[TopicSpec], bytes] = [], b""
-        self._stored = self._encoded()
+        self._stored = b"".join(self._parts())
         self._snapshot: GroupState | None = None
         #: Revision of the last write, of the record or of an offset key.
         self._last_write = revision
@@ -328,18 +328,22 @@ class GroupHost:
     async def _persist_record(self) -> None:
         state = self.group.state
         state.offsets_revision = self._last_write
-        value = self._encoded()
+        parts = []
+        for part in self._parts():
+            parts.append(part)
+            await self._yield()
+        value = b"".join(parts)
         self._last_write = self._revision = await self._store.put(self._key, value, self._revision)
         self._stored, self._snapshot = value, None
         self._offsets.included(value, state.topics)
 
-    def _encoded(self) -> bytes:
-        """Return the record; its topics are encoded again only if they have changed."""
+    def _parts(self) -> Iterator[bytes]:
+        """Return the record in parts; its topics are encoded again only if they have changed."""
         specs = list(self.group.state.topics.values())
         kept = self._topics[0]
         if len(kept) != len(specs) or any(one is not spec for one, spec in zip(kept, specs, strict=True)):
             self._topics = specs, encode_topics(specs)
-        return encode_group(self.group.state, self._topics[1])
+        return group_parts(self.group.state, self._topics[1])
 
     async def _tell(self) -> None:
         """Answer waiting registrations, and report a new generation or phase."""

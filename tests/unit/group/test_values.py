@@ -22,6 +22,7 @@ from liftenvelope.group.wire import (
     encode_group,
     encode_offsets,
     error_message,
+    group_parts,
     offset_messages,
     raise_for,
     read_offsets,
@@ -68,6 +69,15 @@ class TestWire:
     def test_groups_survive_being_stored(self, state: GroupState, created_ns: int) -> None:
         state.created_ns = dict.fromkeys(list(state.offsets)[::2], created_ns)
         assert decode_group(encode_group(state)) == state
+
+    def test_parts_of_a_large_group_are_the_record(self) -> None:
+        members = {
+            f"m{number}": MemberState(f"m{number}", "c", frozenset({"t"}), 1.0) for number in range(250)
+        }
+        state = GroupState("g", 10.0, {"t": TopicSpec("t", 1)}, members=members)
+        parts = list(group_parts(state))
+        assert len(parts) == 6  # the fields, three times members, the offsets, the topics
+        assert decode_group(b"".join(parts)) == decode_group(encode_group(state)) == state
 
     @given(st.dictionaries(PARTITIONS, st.integers(0, 2**63 - 1), max_size=4))
     def test_offsets_survive_being_stored(self, offsets: dict[TopicPartition, int]) -> None:
