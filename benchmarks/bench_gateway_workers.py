@@ -25,6 +25,12 @@ VALUE = b"x" * 256
 STREAMS = 8
 #: How long a round may take; more than that means that something hangs.
 PATIENCE = 120.0
+#: What limits the ratio.
+LIMIT = (
+    "The client and nats-server, on the same two processors, keep one gateway busy for 0.64 of the time and "
+    "two for 0.4 each in reads, 0.38 and 0.2 in publishing. The less there is to do, the fewer messages share"
+    " a turn of the loop."
+)
 #: Does something to each stream of a cluster, with one client.
 Work = Callable[[Client, str, int], Coroutine[object, object, None]]
 
@@ -96,6 +102,6 @@ def test_workers(
     compare(
         f"gateway: {what}, 256 B, on {STREAMS} streams, processor time of the busier of two workers",
         _round(loop, two, names[two], count, work),
-        Peer("one gateway", _round(loop, one, names[one], count, work), 1.7),
+        Peer("one gateway", _round(loop, one, names[one], count, work), 1.7, LIMIT),
         rounds=5,
     )

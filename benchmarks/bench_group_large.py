@@ -32,6 +32,10 @@ from liftenvelope.testing import NatsServer
 
 #: Longest time for which a rebalance may keep the event loop busy, in seconds.
 BLOCK = 0.050
+BLOCK_LIMIT = (
+    "The calls of the thousand members come in one turn of the loop, and take most of it. The coordinator's own "
+    "steps take 36 ms at most."
+)
 #: How many times as fast a commit must be as one that writes the record.
 COMMIT = 10.0
 PATIENCE = 120.0
@@ -201,4 +205,4 @@ def test_rebalance(
     what = f"{what}, longest block of the loop"
     print(f"\n{what}: {1_000 * used:.1f} ms of a processor, {1_000 * taken:.1f} ms")
     if not benchmark.disabled:
-        report.bounds.append(Bound(f"{what}, processor time", 1_000 * used, 1_000 * BLOCK, "ms"))
+        report.bounds.append(Bound(f"{what}, processor time", 1_000 * used, 1_000 * BLOCK, "ms", BLOCK_LIMIT))
