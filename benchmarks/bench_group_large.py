@@ -33,8 +33,8 @@ from liftenvelope.testing import NatsServer
 #: Longest time for which a rebalance may keep the event loop busy, in seconds.
 BLOCK = 0.050
 BLOCK_LIMIT = (
-    "The calls of the thousand members come in one turn of the loop, and take most of it. The coordinator's own "
-    "steps take 36 ms at most."
+    "The calls of the thousand members come in one turn of the loop, and take most of it. The coordinator's "
+    "own steps take 36 ms at most."
 )
 #: How many times as fast a commit must be as one that writes the record.
 COMMIT = 10.0
