@@ -70,8 +70,12 @@ _SLOWEST = (
 gc.disable()
 
 
-def pytest_collection_finish() -> None:
-    """Free collections of garbage from what was imported: visiting it took a seventh of the unit tests."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Free collections of garbage from what was imported: visiting it took a seventh of the unit tests.
+
+    Unlike ``pytest_collection_finish``, it is also called in the process that only hands out the tests.
+    """
     gc.freeze()
     gc.enable()
 
