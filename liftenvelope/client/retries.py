@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["READ", "READ_ONCE", "RETRIES", "Fate", "Retry", "fate_of"]
 
+#: More doublings are longer than any call, and a server that says "too late" at once can cause thousands.
+_MOST_DOUBLINGS: Final = 20
+
 
 class Fate(Enum):
     """Known effect of a call that failed."""
@@ -70,7 +73,7 @@ class Retry:
         """Return the seconds for an attempt after so many that were not answered in time."""
         if self.attempt_timeout is None or not self.doubles:
             return self.attempt_timeout
-        return self.attempt_timeout * 2.0**late
+        return self.attempt_timeout * 2.0 ** min(late, _MOST_DOUBLINGS)
 
     def allows(self, fate: Fate, failed: int) -> bool:
         """Return True if there may be another attempt.

@@ -144,12 +144,12 @@ class Cluster:
                 if uncertain and fate is Fate.REFUSED and _code(last) == rule.done_already:
                     return None
                 again = rule.allows(fate, len(failed) + 1)
-                if fate is not Fate.TIMED_OUT:
+                late += fate is Fate.TIMED_OUT
+                had_time = not rule.repeatable or attempt_timeout >= (rule.attempt_timeout or 0.0)
+                if fate is not Fate.TIMED_OUT or had_time:
                     before = last
                 else:
-                    late += 1
-                    if rule.repeatable and attempt_timeout < (rule.attempt_timeout or 0.0):
-                        last = before or last  # says more than that this attempt had little time
+                    last = before or last  # says more than that this attempt had little time
                 if not again or deadline.is_over or self._closed:
                     raise call_error(method, last, about) from last
                 uncertain |= fate.is_uncertain

@@ -245,7 +245,7 @@ class Subscription(MessageReader):
         """
         attempt, before = 0, None
         while True:
-            has_time = deadline.left >= HANDSHAKE_TIMEOUT
+            had_time = deadline.left >= HANDSHAKE_TIMEOUT
             try:
                 await self._attempt(read, deadline, resume=self._resume, refresh=attempt > 0)
             except (RpcError, TransportError) as exc:
@@ -259,10 +259,10 @@ class Subscription(MessageReader):
                     again = attempt < _LATE_ATTEMPTS and await self._may_pass(verdict, deadline)
                 failure = call_error("Subscribe", exc, read.name) if isinstance(verdict, Verdict) else verdict
                 last = (failure, exc)
-                if fate is not Fate.TIMED_OUT:
+                if fate is not Fate.TIMED_OUT or had_time:
                     before = last
-                elif not has_time:  # an earlier failure says more
-                    last = before or last
+                else:
+                    last = before or last  # says more
                 if again := again and not (self.closed or deadline.is_over):
                     attempt += 1
                     await asyncio.sleep(deadline.pause_before(attempt))

@@ -88,6 +88,7 @@ def test_only_reads_get_more_time_after_each_late_answer() -> None:
     assert {rule for rule in RETRIES.values() if rule.doubles} == {READ}
     assert [RETRIES["CreateStream"].timeout_after(late) for late in (0, 1)] == [20.0, 20.0]
     assert RETRIES["SetCursor"].timeout_after(5) is None
+    assert READ.timeout_after(1_000_000) == READ.timeout_after(20) == 3_145_728.0
 
 
 def test_every_method_has_a_rule() -> None:

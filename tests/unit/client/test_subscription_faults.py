@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from liftenvelope.client._reading import subscribe_call
+from liftenvelope.client._reading import subscribe_call, subscription
 from liftenvelope.client.positions import Cursor
 from liftenvelope.errors import (
     CallTimeoutError,
@@ -80,6 +80,19 @@ class TestHandshake:
             broker.next("Subscribe", stall)
             async with client_of([broker], timeout=1.0) as client:
                 with pytest.raises(RpcError, match="the leader is gone"):
+                    await read(client, start="earliest")
+
+    async def test_attempt_that_had_time_says_more_than_an_earlier_one(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for module in (subscribe_call, subscription):
+            monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT", 0.2)
+        async with scripted() as (broker,):
+            broker.log(0)
+            broker.next("Subscribe", RpcError(StatusCode.UNAVAILABLE, "the leader is gone"))
+            broker.always("Subscribe", stall)
+            async with client_of([broker], timeout=3.0) as client:
+                with pytest.raises(CallTimeoutError, match=r"did not stand|FetchMetadata was not answered"):
                     await read(client, start="earliest")
 
     async def test_ended_before(self) -> None:
