@@ -27,7 +27,7 @@ EXTRAS := client,arrow,cli,otel
 GO := 1.25.3
 # Hundreds of processes import the package and its tests: without compiled files, each compiles them again.
 unexport PYTHONDONTWRITEBYTECODE
-# Those of packages that Selenium brings would be imported in each process.
+# Selenium brings trio, which has a plugin for hypothesis: each process would import it.
 export HYPOTHESIS_NO_PLUGINS := 1
 # Tests that need no server.
 WITHOUT_SERVERS := tests/unit tests/twin tests/test_layers.py

@@ -1,8 +1,8 @@
 """What two gateways on one NATS server serve, as two workers of ``liftenvelope serve``, beside one.
 
-A machine with two processors has none left for clients and nats-server. So it is the processor time of the
-gateways that is measured: as much faster as the busier of two is for each message, as much more do two serve
-on a processor each.
+A machine with two processors has none left for clients and nats-server, so the processor time of the gateways
+is measured. If the busier of two takes half as much for a message as one alone, two serve twice as much, each
+with a processor of its own.
 """
 
 from __future__ import annotations

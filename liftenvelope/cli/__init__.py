@@ -20,7 +20,7 @@ from typing import Never
 def main() -> None:
     """Run the command line."""
     # Imports leave no garbage: to look for it takes a seventh of the start, and as long again at the end. The
-    # root command enables it.
+    # root command lets the collector run again, once the command's module is imported.
     gc.disable()
     atexit.register(gc.freeze)
     from liftenvelope.errors import MissingExtraError
