@@ -137,13 +137,15 @@ class TestJetStream:
         make_stream(url, name)
         with FaultProxy(url) as proxy:
 
-            def cut(progress: Progress) -> None:
+            def cut_in_the_next_rows(progress: Progress) -> None:
                 if progress.rows == 2_000:
-                    proxy.cut()
+                    proxy.truncate(10_000, "to_server")
 
             table = numbers(50_000).to_reader(1_000)
             with pytest.raises(WriteFailedError, match="message_id") as caught:
-                bulk.write(f"nats://{proxy.address}", name, table, subject=f"{name}.x", progress=cut)
+                bulk.write(
+                    f"nats://{proxy.address}", name, table, subject=f"{name}.x", progress=cut_in_the_next_rows
+                )
         stored = written_numbers(url, name)
         assert stored == list(range(len(stored)))
         assert caught.value.acked <= len(stored) <= caught.value.acked + caught.value.unknown
