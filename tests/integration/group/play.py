@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -208,15 +208,30 @@ class Play:
 
 
 @asynccontextmanager
-async def watching(play: Play) -> AsyncIterator[None]:
-    """Have the offsets watched meanwhile."""
-    task = asyncio.create_task(play.watch_offsets())
+async def _meanwhile(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
     try:
         yield
     finally:
         assert not task.done(), task.exception()
         task.cancel()
         await asyncio.wait([task])
+
+
+def watching(play: Play) -> AbstractAsyncContextManager[None]:
+    """Have the offsets watched meanwhile."""
+    return _meanwhile(play.watch_offsets())
+
+
+def publishing(play: Play) -> AbstractAsyncContextManager[None]:
+    """Have messages published meanwhile, so that whoever joins finds some in each partition."""
+
+    async def publish() -> None:
+        while True:
+            await play.publish(1)
+            await asyncio.sleep(0.01)
+
+    return _meanwhile(publish())
 
 
 def coordinator(nc: Client, **options: Any) -> Coordinator:

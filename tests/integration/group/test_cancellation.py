@@ -12,7 +12,7 @@ import pytest
 from liftenvelope.group import GroupConsumer, StaleGenerationError, TopicPartition, UnknownMemberError
 from liftenvelope.group._controller.host import GroupHost
 
-from .play import LONG, PATIENCE, Play, eventually, watching
+from .play import LONG, PATIENCE, Play, eventually, publishing, watching
 
 #: A session that is soon over, and still not because the server hangs: who has lost it begins anew.
 SHORT = 4.0
@@ -93,20 +93,20 @@ async def test_cancelled_wherever_it_waits(play: Play) -> None:
     await play.client.create_group(play.name, session_timeout=LONG)
     await play.offsets()  # so that the coordinator has the group at hand
     before = asyncio.all_tasks()
-    async with play.member("stays", pause=0.01) as stays, watching(play):
-        place = 0
-        was_cancelled = True
-        while was_cancelled:
-            place += 1
-            await play.publish(12)
-            name = f"goes-{place}"
+    async with play.member("stays") as stays, watching(play):
+        async with publishing(play):
+            place = 0
+            was_cancelled = True
+            while was_cancelled:
+                place += 1
+                name = f"goes-{place}"
 
-            def told(partitions: list[TopicPartition], name: str = name) -> None:
-                play.log.assigned(name, partitions)
+                def told(partitions: list[TopicPartition], name: str = name) -> None:
+                    play.log.assigned(name, partitions)
 
-            # One that is cancelled while it leaves is found out by its silence.
-            consumer = play.consumer(name, on_assigned=told, session_timeout=SHORT)
-            was_cancelled = await run_cancelled(place, read_some(play, consumer))
+                # One that is cancelled while it leaves is found out by its silence.
+                consumer = play.consumer(name, on_assigned=told, session_timeout=SHORT)
+                was_cancelled = await run_cancelled(place, read_some(play, consumer))
         assert place > 5, "there are more places than that to be cancelled at"
         await eventually(lambda: len(stays.assignment) == play.partitions)
         await play.all_read()
