@@ -24,6 +24,7 @@ from liftenvelope.errors import (
 from liftenvelope.jetstream.names import check_domain, check_prefix
 from liftenvelope.nats.expiry import wait_until
 from liftenvelope.nats.link import Link, last_error_of, max_payload_of
+from liftenvelope.nats.reports import ViolationWatch
 from liftenvelope.nats.subjects import wire_subject
 
 if TYPE_CHECKING:
@@ -252,13 +253,14 @@ class Api:
         deadline = asyncio.get_running_loop().time() + seconds
         before = self._link.report
         try:
-            while (msg := await self._ask_once(subject, body, copy, deadline, before)) is None:
-                if not repeat:
-                    raise TransportError(
-                        f"the NATS connection was lost before an answer came on {subject!r}: the "
-                        "outcome of the request is unknown",
-                        sent=True,
-                    )
+            with ViolationWatch(self.nc, "publish", subject) as watch:
+                while (msg := await self._ask_once(subject, body, copy, deadline, watch)) is None:
+                    if not repeat:
+                        raise TransportError(
+                            f"the NATS connection was lost before an answer came on {subject!r}: the "
+                            "outcome of the request is unknown",
+                            sent=True,
+                        )
         except nats.errors.NoRespondersError as exc:
             raise NoJetStreamError(503, self._unanswered(subject)) from exc
         except nats.errors.TimeoutError as exc:
@@ -293,7 +295,7 @@ class Api:
         body: bytes,
         headers: dict[str, str] | None,
         deadline: float,
-        before: Exception | None,
+        watch: ViolationWatch,
     ) -> Msg | None:
         """Send a request once; return None if its connection was lost before an answer came."""
         loop, epoch, looks = asyncio.get_running_loop(), self._link.epoch, 0
@@ -312,8 +314,8 @@ class Api:
                 if self.nc.is_closed:
                     why = f"the NATS connection was closed before an answer came{last_error_of(self.nc)}"
                     raise TransportError(why, sent=True)
-                if refusal := self._link.refused_publish(subject, before):  # of this one, or one like it
-                    raise CallTimeoutError(f"no answer on {subject!r}{refusal}")
+                if watch.report:  # of this one, or of one on the same subject or one that differs in case
+                    raise CallTimeoutError(f"no answer on {subject!r}; the server said: {watch.report}")
                 # Two checks in a row: nats-py counts a reconnect shortly before the connection is usable.
                 looks = looks + 1 if self._link.epoch > epoch else 0
                 if looks == 2:

@@ -193,16 +193,6 @@ class Link:
             return ""
         return f"; the server said: {last}"
 
-    def refused_publish(self, subject: str, since: Exception | None) -> str:
-        """Return the last report, as :meth:`refusal` does, if it is that a publish on a subject was refused.
-
-        The message may be stored: the report is in lower case, and may be about another one on a subject that
-        differs in case, or about a later one on the same. ``since`` is :attr:`report` before the publish.
-        """
-        found = violation_in(refusal := self.refusal(subject, since=since))
-        is_refused = found is not None and (found.verb, found.subject.lower()) == ("publish", subject.lower())
-        return refusal if is_refused else ""
-
     def new_inbox(self) -> str:
         """Return a unique inbox subject with the user's inbox prefix."""
         return str(self._nc.new_inbox())

@@ -15,14 +15,14 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from nats.protocol.parser import PERMISSIONS_ERR
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-__all__ = ["OnRefused", "Violation", "read_refusals", "read_reports", "refused_subject", "violation_in"]
+__all__ = ["OnRefused", "Violation", "ViolationWatch", "read_refusals", "refused_subject", "violation_in"]
 
 #: Report of a refused permission; the name of a queue group may follow.
 _VIOLATION: Final = re.compile(
@@ -37,8 +37,6 @@ _MAX_ASCII: Final = 0x7F
 _BYTE: Final = 0xDC00
 #: Name of the method of nats-py's client that its parser calls with each report.
 _METHOD: Final = "_process_err"
-
-_T = TypeVar("_T")
 
 #: Called with the number of refused publishes by subject. It must be fast and must not raise.
 OnRefused = Callable[[Mapping[str, int]], None]
@@ -88,16 +86,48 @@ def refused_subject(report: str) -> str | None:
     return None if found is None else found.subject
 
 
-def read_reports(nc: Client, read: Callable[[str], None]) -> Callable[[], None]:
-    """Call a function at once with each report that nats-py processes. Return a function that ends this.
+class ViolationWatch:
+    """Notices in a ``with`` block that the server refuses one thing, whatever else it reports meanwhile.
+
+    The last report, which nats-py keeps, may be another one by the time somebody looks: about another
+    subscription, or a publish of another task.
 
     Args:
         nc: Connection, whose reports are read.
-        read: Called with the text of a report as nats-py notes it, in lower case. It must be fast and must
-            not raise.
+        verb: ``publish`` or ``subscription``.
+        subject: The subject. Its case does not matter: nats-py's reports are in lower case.
     """
-    reports = _reports_of(nc)
-    return reports.add(reports.readers, read)
+
+    def __init__(self, nc: Client, verb: Literal["publish", "subscription"], subject: str) -> None:
+        self._nc = nc
+        self._violation = Violation(verb, subject.lower())
+        self._before = nc.last_error
+        self._report = ""
+        self._stop: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> ViolationWatch:
+        self._stop = _reports_of(self._nc).watch(self._violation, self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    @property
+    def report(self) -> str:
+        """Report of the refusal, as nats-py notes it; empty for none since the watch was made."""
+        last = self._nc.last_error
+        if not self._report and last is not self._before:  # if nats-py no longer passes each report
+            self.read(str(last))
+        return self._report
+
+    def read(self, report: str) -> None:
+        """Take a report."""
+        if _in_lower_case(violation_in(report)) == self._violation:
+            self._report = report
+
+
+def _in_lower_case(violation: Violation | None) -> Violation | None:
+    return violation and Violation(violation.verb, violation.subject.lower())
 
 
 def read_refusals(nc: Client, on_refused: OnRefused) -> Callable[[], None]:
@@ -106,8 +136,7 @@ def read_refusals(nc: Client, on_refused: OnRefused) -> Callable[[], None]:
     The calls come soon, after the acks that the server has sent before the refusals. There are none if this
     nats-py version hides the case of the subjects. Returns a function that ends this.
     """
-    reports = _reports_of(nc)
-    return reports.add(reports.asking, on_refused)
+    return _reports_of(nc).ask(on_refused)
 
 
 class _Reports:
@@ -121,23 +150,36 @@ class _Reports:
         self._nc = nc
         self._own = vars(nc).get(_METHOD)  # the application's
         self._process: Any = getattr(nc, _METHOD, None)
-        self.readers: dict[object, Callable[[str], None]] = {}
-        self.asking: dict[object, OnRefused] = {}
+        self._watches: dict[Violation, set[ViolationWatch]] = {}
+        self._asking: dict[object, OnRefused] = {}
         self._refused: Counter[str] = Counter()
 
-    def add(self, table: dict[object, _T], function: _T) -> Callable[[], None]:
-        """Add a function to one of the two tables. Return a function that removes it."""
-        key = object()
-        table[key] = function
+    def watch(self, violation: Violation, watch: ViolationWatch) -> Callable[[], None]:
+        """Pass reports of a violation, in lower case, to a watch. Return a function that ends this."""
+        watches = self._watches.setdefault(violation, set())
+        watches.add(watch)
 
         def remove() -> None:
-            table.pop(key, None)
+            watches.discard(watch)
+            if not watches and self._watches.get(violation) is watches:
+                del self._watches[violation]
+            self._leave_if_unused()
+
+        return remove
+
+    def ask(self, on_refused: OnRefused) -> Callable[[], None]:
+        """Pass refused publishes to a function. Return a function that ends this."""
+        key = object()
+        self._asking[key] = on_refused
+
+        def remove() -> None:
+            self._asking.pop(key, None)
             self._leave_if_unused()
 
         return remove
 
     def _leave_if_unused(self) -> None:
-        if self.readers or self.asking or vars(self._nc).get(_METHOD) is not self:
+        if self._watches or self._asking or vars(self._nc).get(_METHOD) is not self:
             return  # an application's replacement may call this one
         if self._own is None:
             delattr(self._nc, _METHOD)
@@ -146,9 +188,12 @@ class _Reports:
 
     async def __call__(self, text: str) -> None:
         """Process a report, as nats-py's parser passes it on."""
-        for read in list(self.readers.values()):
-            read("nats: " + text.strip("'"))
-        subject = refused_subject(_as_sent(self._nc, text)) if self.asking else None
+        if self._watches:
+            report = "nats: " + text.strip("'")
+            found = _in_lower_case(violation_in(report))
+            for watch in () if found is None else self._watches.get(found, ()):
+                watch.read(report)
+        subject = refused_subject(_as_sent(self._nc, text)) if self._asking else None
         if subject is not None:
             if not self._refused:  # one call for all of a read: any client may cause many
                 asyncio.get_running_loop().call_soon(self._tell)
@@ -157,7 +202,7 @@ class _Reports:
 
     def _tell(self) -> None:
         refused, self._refused = self._refused, Counter()
-        for on_refused in list(self.asking.values()):
+        for on_refused in list(self._asking.values()):
             on_refused(refused)
 
 

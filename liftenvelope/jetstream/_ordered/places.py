@@ -32,7 +32,7 @@ from liftenvelope.jetstream._consumer_requests import create_reader
 from liftenvelope.jetstream.abandoned import created_or_removed, in_background
 from liftenvelope.jetstream.errors import StreamReplacedError
 from liftenvelope.jetstream.infos import StreamInfo
-from liftenvelope.nats.link import Link
+from liftenvelope.nats.reports import violation_in
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -167,14 +167,12 @@ class OrderedPlaces:
 
     async def _found(self, timeout: float | None) -> StreamInfo | None:
         """Return the info of the stream; None if the server does not tell any more."""
-        link = Link(self._nc)
-        before = link.report
         try:
             return await self._ask(timeout)
         except (StreamNotFoundError, NoJetStreamError):
             raise
-        except CallTimeoutError:
-            if not link.refusal(f"{self._api.prefix}.{self._question}", since=before):
+        except CallTimeoutError as exc:
+            if violation_in(str(exc)) is None:
                 raise
             return None
         except JetStreamError:
