@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import socket
 import threading
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
@@ -11,7 +13,7 @@ from liftenvelope.rpc.address import Address, parse_address
 from liftenvelope.testing._errors import ServerStartError
 from liftenvelope.testing._lifecycle import Managed
 from liftenvelope.testing._ports import LOOPBACK, free_port, release_port
-from liftenvelope.testing._relay import DIRECTIONS, Direction, Relay, RelayLane
+from liftenvelope.testing._relay import DIRECTIONS, Direction, Relay, RelayLane, family_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -36,9 +38,11 @@ class FaultProxy(Managed):
         target: The server: ``host:port``, a URL such as ``nats://host:port``, with or
             without a login, or a host.
         port: Port of the server, if ``target`` is only a host.
+        local_address: IP address of this machine from which to connect to the server, such as ``127.0.0.2``,
+            to play several clients. Default: chosen by the system.
 
     Raises:
-        UsageError: ``target`` is malformed.
+        UsageError: ``target`` or ``local_address`` is malformed.
 
     Example:
         >>> from liftenvelope.testing import run_nats_server
@@ -50,7 +54,10 @@ class FaultProxy(Managed):
         0
     """
 
-    def __init__(self, target: str, port: int | None = None) -> None:
+    def __init__(self, target: str, port: int | None = None, *, local_address: str | None = None) -> None:
+        if local_address is not None and not _is_ip_address(local_address):
+            raise UsageError(f"local_address must be an IP address, got {local_address!r}")
+        self._local_address = local_address
         if port is None:
             # The proxy carries the login, and does not need it.
             self._target = parse_address(target.rpartition("://")[2].rpartition("@")[2].rstrip("/"))
@@ -142,10 +149,15 @@ class FaultProxy(Managed):
 
         Raises:
             UsageError: The proxy has been started before.
-            ServerStartError: No port could be bound.
+            ServerStartError: No port could be bound, or ``local_address`` is no address of this machine.
         """
         if self._thread is not None:
             raise UsageError("the proxy has been started before; create a new one")
+        if self._local_address is not None:
+            try:
+                socket.create_server((self._local_address, 0), family=family_of(self._local_address)).close()
+            except OSError as exc:
+                raise ServerStartError(f"the proxy can't connect from {self._local_address}: {exc}") from exc
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), name="fault-proxy", daemon=True)
         self._thread.start()
@@ -181,7 +193,7 @@ class FaultProxy(Managed):
             self._loop.run_forever()
 
     def _begin(self, started: threading.Event) -> None:
-        self._relay = Relay(self._target)
+        self._relay = Relay(self._target, self._local_address)
         started.set()
 
     def _running(self) -> Relay:
@@ -211,3 +223,11 @@ class FaultProxy(Managed):
                     action(lane)
 
         self._do(act)
+
+
+def _is_ip_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

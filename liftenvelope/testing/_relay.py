@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from liftenvelope.rpc.address import Address
 
-__all__ = ["DIRECTIONS", "Direction", "Relay", "RelayLane"]
+__all__ = ["DIRECTIONS", "Direction", "Relay", "RelayLane", "family_of"]
 
 Direction: TypeAlias = Literal["to_server", "to_client"]
 
@@ -91,6 +91,11 @@ class _Link:
         return self.server if direction == "to_server" else self.client
 
 
+def family_of(ip_address: str) -> socket.AddressFamily:
+    """Return the address family of an IP address."""
+    return socket.AF_INET6 if ":" in ip_address else socket.AF_INET
+
+
 def _abort(connection: socket.socket) -> None:
     """Close a connection with a reset, so that the peer sees an error and not the end of the stream."""
     if connection.fileno() >= 0:
@@ -102,10 +107,15 @@ class Relay:
     """Listens, and relays each connection to the target through the two lanes.
 
     Not thread-safe: belongs to the event loop in which it was created.
+
+    Args:
+        target: The server.
+        local_address: IP address from which to connect to it. Default: chosen by the system.
     """
 
-    def __init__(self, target: Address) -> None:
+    def __init__(self, target: Address, local_address: str | None = None) -> None:
         self._target = target
+        self._local_address = local_address
         self._loop = asyncio.get_running_loop()
         self._listener: socket.socket | None = None
         self._links: set[asyncio.Task[None]] = set()
@@ -173,11 +183,15 @@ class Relay:
                 _abort(server)
 
     async def _connect(self) -> socket.socket:
-        infos = await self._loop.getaddrinfo(*self._target, type=socket.SOCK_STREAM)
+        local = self._local_address
+        families = socket.AF_UNSPEC if local is None else family_of(local)
+        infos = await self._loop.getaddrinfo(*self._target, family=families, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = infos[0]
         server = socket.socket(family, kind, protocol)
         try:
             server.setblocking(False)
+            if local is not None:
+                server.bind((local, 0))
             await self._loop.sock_connect(server, address)
             server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except BaseException:

@@ -7,7 +7,7 @@ import json
 import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -1002,25 +1002,6 @@ async def pending_bytes_of_all_clients(place: Place) -> None:
         )
 
 
-@asynccontextmanager
-async def relay_from(address: str, to: str) -> AsyncIterator[str]:
-    """A relay that connects to a server from that address; its own address."""
-    host, _, port = to.rpartition(":")
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-            await writer.drain()
-        writer.close()
-
-    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        onward = await asyncio.open_connection(host, int(port), local_addr=(address, 0))
-        await asyncio.gather(pump(reader, onward[1]), pump(onward[0], writer))
-
-    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-
-
 async def test_clients_at_two_addresses_have_quotas_of_their_own(
     own_nats: NatsServer, ca: trustme.CA, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -1028,12 +1009,11 @@ async def test_clients_at_two_addresses_have_quotas_of_their_own(
     lease = {"broker_ttl": 60.0}  # so that the subscriptions do not end
     request = api_pb2.SubscribeRequest(stream=name).SerializeToString()
     limits: dict[str, Any] = {"max_subscriptions_per_client": 1, "max_pending_bytes_per_client": 10_000}
-    async with (
-        place.gateway(options=lease, **limits) as gateway,
-        relay_from("127.0.0.2", gateway.address) as address,
-        await Channel.connect(gateway.address) as one,
-        await Channel.connect(address) as other,
-    ):
+    async with AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(place.gateway(options=lease, **limits))
+        proxy = stack.enter_context(FaultProxy(gateway.address, local_address="127.0.0.2"))
+        one = await stack.enter_async_context(await Channel.connect(gateway.address))
+        other = await stack.enter_async_context(await Channel.connect(proxy.address))
         await liftenvelope_stream(one, name)
         calls = [channel.server_stream(API + "Subscribe", request) for channel in (one, other)]
         for call in calls:

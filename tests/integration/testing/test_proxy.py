@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from liftenvelope.errors import UsageError
-from liftenvelope.testing import FaultProxy
+from liftenvelope.testing import FaultProxy, ServerStartError
 from tests.integration.conftest import wait_until
 
 if TYPE_CHECKING:
@@ -312,7 +312,29 @@ async def test_async_use(server: EchoServer) -> None:
             await writer.wait_closed()
 
 
+@pytest.mark.parametrize(("here", "there"), [("127.0.0.2", "127.0.0.1"), ("::1", "::1")])
+def test_local_address(here: str, there: str) -> None:
+    family = socket.AF_INET6 if ":" in here else socket.AF_INET
+    with (
+        socket.create_server((there, 0), family=family) as listener,
+        FaultProxy(there, listener.getsockname()[1], local_address=here) as proxy,
+        socket.create_connection(("127.0.0.1", proxy.port)),
+    ):
+        listener.settimeout(60)
+        connection, address = listener.accept()
+        connection.close()
+    assert address[0] == here
+
+
+def test_local_address_of_another_machine() -> None:
+    proxy = FaultProxy("127.0.0.1", 4222, local_address="192.0.2.1")
+    with pytest.raises(ServerStartError, match=r"can't connect from 192\.0\.2\.1: "):
+        proxy.start()
+
+
 def test_arguments(proxy: FaultProxy) -> None:
+    with pytest.raises(UsageError, match="local_address must be an IP address, got 'localhost'"):
+        FaultProxy(proxy.address, local_address="localhost")
     with pytest.raises(UsageError, match="seconds must be at least 0 and finite, got -1"):
         proxy.delay(-1)
     with pytest.raises(UsageError, match="after_bytes must be at least 0, got -1"):
