@@ -77,7 +77,7 @@ SOME_OF_SPARK := $(addprefix tests/spark/test_,$(addsuffix .py,functions session
 BROKER ?= gateway
 
 .PHONY: test-uvloop dist dist-interpreters test-dist test-dist-all test-dist-some packaging api-check
-.PHONY: help setup environments docs notebooks versions servers demo test compiled-tests with-servers without-servers conformance benchmarks-once interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark documenting test-browser chromium check lint types unit pure strict bench bench-spark fuzz slices stutter late soak clean
+.PHONY: help setup environments docs notebooks versions servers demo test compiled-tests with-servers without-servers conformance benchmarks-once interpreters test-minimum test-minimum-some minimum lowest test-spark test-spark-some pyspark documenting test-browser chromium check lint types unit pure strict bench bench-spark fuzz slices stutter late halts soak clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -269,6 +269,9 @@ stutter: setup  ## the unit tests while each of them stands still once for secon
 
 late: servers  ## the tests on servers while each connection delivers up to 0.4 s late
 	$(RUN) -m pytest -p tests.late -n 8 --dist loadfile tests/integration
+
+halts: servers  ## the tests on servers while processes stand still for up to a second
+	$(RUN) -m pytest -p tests.halts -n 8 --dist loadfile tests/integration tests/conformance
 
 soak: servers  ## long campaigns: fuzzing under sanitizers, ten million inputs per target; faults; hostile peers; new examples
 	$(RUN) tests/fuzz/campaign.py --inputs 10000000
