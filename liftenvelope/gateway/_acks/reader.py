@@ -96,7 +96,7 @@ class PartitionAckReader:
         lease: Waits until ``may_ack`` may be true again. Default: returns at once.
         inboxes: Allowed prefixes of ack inboxes. Default: any inbox is allowed.
         on_refused: Called with the beginning of an ack inbox that got no ack because it is not allowed.
-        on_bound: Called with True when a consumer delivers messages, and with False when it does no longer.
+        on_bound: Called after each bind and loss, with True if a consumer delivers messages.
         on_acked: Called with the number of acks that were just written.
 
     Attributes:
@@ -431,8 +431,8 @@ class PartitionAckReader:
         others = await (self._consumers.named() if self._bound else self._consumers.listed())
         taken = await self._take_up(others, inbox)
         server = await self._create(others, inbox) if taken is None else taken
-        self._bound, self._is_certain = self._consumer, True
-        self._mark(not self._flow.broken)
+        self._bound, self._is_certain, self.is_bound = self._consumer, True, not self._flow.broken
+        self._on_bound(self.is_bound)  # also if it is lost already: the bind has ended
         if server:
             self._servers.add(server, self)
 

@@ -19,6 +19,7 @@ import liftenvelope
 from liftenvelope._pb import api_pb2
 from liftenvelope.errors import TransportError
 from liftenvelope.gateway import Gateway, Limits
+from liftenvelope.gateway._acks.reader import PartitionAckReader
 from liftenvelope.gateway._program.http import GatewayMonitor, HttpServer
 from liftenvelope.gateway.serving import Serving, running_gateway
 from liftenvelope.jetstream import JetStream
@@ -144,6 +145,36 @@ async def test_partition_without_acks(name: str, monkeypatch: pytest.MonkeyPatch
             await ready(http)
             assert await health(channel) == SERVING
             await nc.close()
+
+
+async def test_partition_whose_consumer_is_lost_while_it_is_made(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("liftenvelope.gateway._leader.bindings.GRACE", 0.0)
+    create = PartitionAckReader._create
+    with run_nats_server(jetstream=True) as server:
+        nc = await connect(server.url)
+        js = JetStream(nc)
+
+        async def create_and_lose(reader: PartitionAckReader, *arguments: Any) -> str:
+            found = await create(reader, *arguments)
+            if reader._jetstream_stream == f"lift_{name}_1":
+                await js.delete_stream(reader._jetstream_stream)
+                await until(lambda: reader._flow.broken)
+            return found
+
+        async with (
+            served(server.url) as (gateway, http),
+            liftenvelope.connect([gateway.address]) as client,
+        ):
+            await ready(http)
+            monkeypatch.setattr(PartitionAckReader, "_create", create_and_lose)
+            await client.create_stream(name, name, partitions=2)
+            reason = await unready(http, "partitions")
+            assert reason == f"1 of 2 partitions send no acks: {name!r} 1"
+            await client.delete_stream(name)
+            await ready(http)
+        await nc.close()
 
 
 async def test_partition_whose_storage_is_missing_at_the_start(name: str) -> None:
