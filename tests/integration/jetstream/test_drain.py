@@ -143,7 +143,7 @@ async def test_drain_hands_out_every_delivered_message_although_the_event_loop_b
             consumer = await bench.consumer(
                 f"c{number}", ack_policy="none", mem_storage=True, deliver_policy="new"
             )
-            async with consumer.messages(max_messages=20_000, expires=1) as messages:
+            async with consumer.messages(max_messages=20_000, expires=10) as messages:
                 await until_pulled(consumer)
                 with monkeypatch.context() as patch:
                     patch.setattr(Consumer, "info", info_of_the_past)
