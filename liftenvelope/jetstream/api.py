@@ -309,13 +309,13 @@ class Api:
                 await wait_until(call, min(loop.time() + _LOOK, deadline))
                 if call.done():
                     break
+                if watch.report:  # of this one, or of one on the same subject or one that differs in case
+                    raise CallTimeoutError(f"no answer on {subject!r}; the server said: {watch.report}")
                 if loop.time() >= deadline:
                     raise nats.errors.TimeoutError
                 if self.nc.is_closed:
                     why = f"the NATS connection was closed before an answer came{last_error_of(self.nc)}"
                     raise TransportError(why, sent=True)
-                if watch.report:  # of this one, or of one on the same subject or one that differs in case
-                    raise CallTimeoutError(f"no answer on {subject!r}; the server said: {watch.report}")
                 # Two checks in a row: nats-py counts a reconnect shortly before the connection is usable.
                 looks = looks + 1 if self._link.epoch > epoch else 0
                 if looks == 2:

@@ -96,38 +96,42 @@ class ViolationWatch:
         nc: Connection, whose reports are read.
         verb: ``publish`` or ``subscription``.
         subject: The subject. Its case does not matter: nats-py's reports are in lower case.
+
+    Attributes:
+        violation: What the watch notices, with the subject in lower case.
     """
 
     def __init__(self, nc: Client, verb: Literal["publish", "subscription"], subject: str) -> None:
         self._nc = nc
-        self._violation = Violation(verb, subject.lower())
+        self.violation = Violation(verb, subject.lower())
         self._before = nc.last_error
         self._report = ""
-        self._stop: Callable[[], None] = lambda: None
 
     def __enter__(self) -> ViolationWatch:
-        self._stop = _reports_of(self._nc).watch(self._violation, self)
+        self._reports = _reports_of(self._nc)
+        self._reports.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
+        self._reports.remove(self)
 
     @property
     def report(self) -> str:
         """Report of the refusal, as nats-py notes it; empty for none since the watch was made."""
         last = self._nc.last_error
         if not self._report and last is not self._before:  # if nats-py no longer passes each report
-            self.read(str(last))
+            self.read(_violation_in_lower_case(str(last)), str(last))
         return self._report
 
-    def read(self, report: str) -> None:
-        """Take a report."""
-        if _in_lower_case(violation_in(report)) == self._violation:
+    def read(self, violation: Violation | None, report: str) -> None:
+        """Take a report, and the violation in it."""
+        if violation == self.violation:
             self._report = report
 
 
-def _in_lower_case(violation: Violation | None) -> Violation | None:
-    return violation and Violation(violation.verb, violation.subject.lower())
+def _violation_in_lower_case(report: str) -> Violation | None:
+    found = violation_in(report)
+    return None if found is None else Violation(found.verb, found.subject.lower())
 
 
 def read_refusals(nc: Client, on_refused: OnRefused) -> Callable[[], None]:
@@ -154,18 +158,17 @@ class _Reports:
         self._asking: dict[object, OnRefused] = {}
         self._refused: Counter[str] = Counter()
 
-    def watch(self, violation: Violation, watch: ViolationWatch) -> Callable[[], None]:
-        """Pass reports of a violation, in lower case, to a watch. Return a function that ends this."""
-        watches = self._watches.setdefault(violation, set())
-        watches.add(watch)
+    def add(self, watch: ViolationWatch) -> None:
+        """Pass reports of its violation to a watch."""
+        self._watches.setdefault(watch.violation, set()).add(watch)
 
-        def remove() -> None:
-            watches.discard(watch)
-            if not watches and self._watches.get(violation) is watches:
-                del self._watches[violation]
-            self._leave_if_unused()
-
-        return remove
+    def remove(self, watch: ViolationWatch) -> None:
+        """Pass no more reports to a watch."""
+        watches = self._watches[watch.violation]
+        watches.remove(watch)
+        if not watches:
+            del self._watches[watch.violation]
+        self._leave_if_unused()
 
     def ask(self, on_refused: OnRefused) -> Callable[[], None]:
         """Pass refused publishes to a function. Return a function that ends this."""
@@ -190,9 +193,9 @@ class _Reports:
         """Process a report, as nats-py's parser passes it on."""
         if self._watches:
             report = "nats: " + text.strip("'")
-            found = _in_lower_case(violation_in(report))
+            found = _violation_in_lower_case(report)
             for watch in () if found is None else self._watches.get(found, ()):
-                watch.read(report)
+                watch.read(found, report)
         subject = refused_subject(_as_sent(self._nc, text)) if self._asking else None
         if subject is not None:
             if not self._refused:  # one call for all of a read: any client may cause many
